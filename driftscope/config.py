@@ -1,0 +1,73 @@
+"""Driftscope's own settings: what to measure how often, and what to do about it."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from driftscope.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriftscopeConfig:
+    """Settings of one attached run.
+
+    Raises ``UsageError`` for a value outside its domain, with the reason.
+    """
+
+    run_dir: str | Path = "runs/driftscope"
+    """Where run.json, records.jsonl and report.html go; created if missing, appended to if it holds the same run."""
+
+    spectrum_every: int = 10
+    """Measure coefficients, shadow paths and causes on every n-th optimizer step, the first included; 0 is never."""
+
+    deep_every: int = 100
+    """Add the real fused call and the full-parameter gradient norms on every n-th step, the first included; 0 is
+    never. Costs about two further forward and backward passes of that step, and two copies of the gradient."""
+
+    gap_warning: float = 1.5
+    """Ratio of gradient norms, in either direction, from which a gap is a warning."""
+
+    gap_critical: float = 10.0
+    """The same, critical."""
+
+    on_divergence: Literal["warn", "stop"] = "warn"
+    """What a critical finding does: ``warn`` only tells, ``stop`` ends the training after the current step."""
+
+    console: bool = True
+    """Print findings while the run goes on."""
+
+    log_metrics: bool = True
+    """Send ``driftscope/<group>/<stat>`` to whatever the trainer reports to."""
+
+    report: bool = True
+    """Write report.html when the training ends."""
+
+    workspace_bytes: int = 256 * 2**20
+    """Upper bound of the logits tile of a probe, bytes."""
+
+    kept_mass_tokens: int = 512
+    """Tokens per micro-batch on which the kept mass of truncated sampling is computed (it sorts the vocabulary)."""
+
+    scatter_points: int = 256
+    """Tokens per micro-batch kept for the report's coefficient scatter."""
+
+    def __post_init__(self) -> None:
+        for name in ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points"):
+            if getattr(self, name) < 0:
+                raise UsageError(f"{name}={getattr(self, name)!r} must not be negative; 0 switches it off.")
+        if not 1.0 < self.gap_warning <= self.gap_critical:
+            raise UsageError(
+                f"gap_warning={self.gap_warning!r} and gap_critical={self.gap_critical!r} are ratios of gradient norms; "
+                "use 1 < gap_warning <= gap_critical."
+            )
+        if self.on_divergence not in ("warn", "stop"):
+            raise UsageError(f"on_divergence={self.on_divergence!r} is not known; use 'warn' or 'stop'.")
+        if self.workspace_bytes <= 0:
+            raise UsageError(f"workspace_bytes={self.workspace_bytes!r} must be positive: a probe needs a logits tile.")
+
+    def as_dict(self) -> dict[str, Any]:
+        """The settings as plain JSON types."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}

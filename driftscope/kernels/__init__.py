@@ -1,0 +1,1 @@
+"""Fused losses: the only place that imports triton or liger_kernel."""

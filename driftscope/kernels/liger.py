@@ -1,0 +1,93 @@
+"""Liger-Kernel's GRPO loss, taken apart: its real fused call, and its algebra on given log-probs.
+
+Works on whatever Liger is installed (0.6 to 0.8), and on the copy that TRL 1.13 vendors: the autograd function is found
+through the loss module, its arguments through its signature.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def build_loss(settings: Mapping[str, Any]) -> nn.Module:
+    """Liger's GRPO loss module with those of ``settings`` that its constructor knows, not compiled.
+
+    Raises ImportError where Liger is not installed.
+    """
+    from liger_kernel.chunked_loss import LigerFusedLinearGRPOLoss
+
+    known = inspect.signature(LigerFusedLinearGRPOLoss.__init__).parameters
+    module: nn.Module = LigerFusedLinearGRPOLoss(**{k: v for k, v in settings.items() if k in known})
+    return uncompiled(module)
+
+
+def uncompiled(module: nn.Module) -> nn.Module:
+    """A copy of a Liger loss module that runs without torch.compile."""
+    twin = copy.copy(module)
+    if hasattr(twin, "compiled"):
+        twin.compiled = False
+    return twin
+
+
+def accepts(module: nn.Module, argument: str) -> bool:
+    """Whether the module's forward takes this argument."""
+    return argument in inspect.signature(type(module).forward).parameters
+
+
+class AlgebraOnly(nn.Module):
+    """Stands where a Liger loss module stands and answers with Liger's own loss on given log-probs.
+
+    logps_BT: log-probs, a leaf that requires grad. The caller's arguments are used as they come, so what is measured
+    is the caller's real call: a mask, a ratio or a normaliser that it leaves out is left out here.
+    """
+
+    def __init__(self, module: nn.Module, logps_BT: Tensor) -> None:
+        super().__init__()
+        self.__dict__["_module"] = module
+        self.__dict__["_logps_BT"] = logps_BT
+        self.__dict__["call"] = {}
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, list[Tensor]]:
+        module: nn.Module = self.__dict__["_module"]
+        logps_BT: Tensor = self.__dict__["_logps_BT"]
+        bound = inspect.signature(type(module).forward).bind(module, *args, **kwargs)
+        call = {k: v for k, v in bound.arguments.items() if k != "self"}
+        self.__dict__["call"] = call
+        loss_fn = _function_class(module).ppo_loss_fn
+        known = inspect.signature(loss_fn).parameters
+        given: dict[str, Any] = {k: v for k, v in vars(module).items() if k in known}
+        given.update({k: v for k, v in call.items() if k in known and k != "selected_token_ids"})
+        for name in ("old_per_token_logps", "ref_per_token_logps"):
+            given[name] = call[name].float() if call.get(name) is not None else None
+        given["attention_mask"] = given["full_attention_mask"] = call["attention_mask"]
+        if "log_probs" in known:  # up to 0.7 the loss gathers them itself from (B, T, V)
+            given["log_probs"] = logps_BT.unsqueeze(-1)
+            given["selected_token_ids"] = torch.zeros_like(call["selected_token_ids"])
+        else:
+            given["per_token_logps"] = logps_BT
+        loss, metrics = loss_fn(**given)
+        return loss, metrics
+
+
+def _function_class(module: nn.Module) -> Any:
+    """The autograd function behind a Liger loss module: the one in its namespace that has a loss of its own."""
+    found = [
+        value
+        for value in type(module).forward.__globals__.values()
+        if isinstance(value, type)
+        and issubclass(value, torch.autograd.Function)
+        and "ppo_loss_fn" in vars(value)
+        and not getattr(value.ppo_loss_fn, "__isabstractmethod__", False)
+    ]
+    if len(found) != 1:
+        raise LookupError(
+            f"{type(module).__name__} has {len(found)} loss functions where one was expected; "
+            "its algebra cannot be separated from its fused call."
+        )
+    return found[0]

@@ -1,0 +1,125 @@
+"""Capture: the real batch, hidden states and hidden gradient of the live backward, by hooks that change nothing.
+
+The backbone's output is read in a forward hook and its gradient in a tensor hook; neither returns a value, so the graph
+and the numbers of the run stay as they are. Outputs of layers under gradient checkpointing are not touched: the
+backbone's own output is outside of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from driftscope.records import Tier
+
+
+@dataclass
+class BackboneCall:
+    """One forward of the backbone under the loss: its arguments where a rerun needs them, output and gradient."""
+
+    hidden_BLD: Tensor | None = None
+    grad_BLD: Tensor | None = None
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = field(default_factory=dict)
+    rng: RngState | None = None
+
+
+@dataclass
+class MicroBatch:
+    """What was captured of one micro-batch of the live run."""
+
+    tier: Tier
+    inputs: Mapping[str, Any] | None = None
+    loss: Tensor | None = None
+    entropy_coef: float = 0.0
+    calls: list[BackboneCall] = field(default_factory=list)
+
+    def completion(self) -> tuple[Tensor, Tensor] | None:
+        """Hidden states and hidden gradient (B, T, D) at the positions that predict the completion, if captured."""
+        used = [c for c in self.calls if c.hidden_BLD is not None and c.grad_BLD is not None]
+        if not used or self.inputs is None:
+            return None
+        length = self.inputs["completion_ids"].size(1)
+        hidden = torch.cat([c.hidden_BLD for c in used if c.hidden_BLD is not None])
+        grad = torch.cat([c.grad_BLD for c in used if c.grad_BLD is not None])
+        if hidden.shape[0] != self.inputs["completion_ids"].shape[0]:
+            return None
+        return hidden[:, -length - 1 : -1], grad[:, -length - 1 : -1]
+
+
+@dataclass
+class RngState:
+    """State of torch's generators on the CPU and on one device."""
+
+    cpu: Tensor
+    device: torch.device
+    cuda: Tensor | None = None
+
+    @classmethod
+    def read(cls, device: torch.device) -> RngState:
+        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+        return cls(torch.get_rng_state(), device, cuda)
+
+    def restore(self) -> None:
+        torch.set_rng_state(self.cpu)
+        if self.cuda is not None:
+            torch.cuda.set_rng_state(self.cuda, self.device)
+
+
+@contextmanager
+def rng_kept(device: torch.device) -> Iterator[None]:
+    """Leave torch's generators as they were."""
+    before = RngState.read(device)
+    try:
+        yield
+    finally:
+        before.restore()
+
+
+class Capture:
+    """Hooks on a backbone. ``current`` is the micro-batch being captured, or ``None``: then the hooks do nothing."""
+
+    def __init__(self, backbone: nn.Module, device: torch.device) -> None:
+        self.current: MicroBatch | None = None
+        self._device = device
+        self._handles: list[RemovableHandle] = [
+            backbone.register_forward_pre_hook(self._before, with_kwargs=True),
+            backbone.register_forward_hook(self._after),
+        ]
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        batch = self.current
+        if batch is None or batch.inputs is None or not torch.is_grad_enabled():
+            return
+        call = BackboneCall()
+        if batch.tier == "deep":
+            call.args, call.kwargs, call.rng = args, dict(kwargs), RngState.read(self._device)
+        batch.calls.append(call)
+
+    def _after(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
+        batch = self.current
+        if batch is None or not batch.calls or not torch.is_grad_enabled():
+            return
+        hidden = getattr(output, "last_hidden_state", None)
+        if hidden is None:
+            hidden = output[0] if isinstance(output, tuple) else output
+        call = batch.calls[-1]
+        if not isinstance(hidden, Tensor) or not hidden.requires_grad:
+            return
+        call.hidden_BLD = hidden.detach()
+
+        def keep(grad: Tensor) -> None:
+            call.grad_BLD = grad.detach().clone()
+
+        hidden.register_hook(keep)

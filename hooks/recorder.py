@@ -1,0 +1,159 @@
+"""Where measurements go: the journal, the rules, the console, the trainer's own trackers, and at the end the report."""
+
+from __future__ import annotations
+
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+from driftscope.config import DriftscopeConfig
+from driftscope.errors import RunDirectoryError
+from driftscope.hooks.guard import Guard
+from driftscope.hooks.runinfo import describe_run
+from driftscope.records import SEVERITIES, AlertRecord, NoteRecord, RunInfo, StepRecord
+
+
+class Recorder:
+    """Writes and shows what the probe found. Only rank 0 writes."""
+
+    def __init__(self, trainer: Any, config: DriftscopeConfig) -> None:
+        from driftscope.dashboards.console import ConsoleReporter
+
+        self.trainer, self.config = trainer, config
+        self.info: RunInfo | None = None
+        self.main = trainer.accelerator.is_main_process
+        self.console = ConsoleReporter() if config.console and self.main else None
+        self.alerts: list[AlertRecord] = []
+        self.journal: Any = None
+        if self.main:
+            self._open()
+
+    def _open(self) -> None:
+        from driftscope.journal import JournalWriter
+
+        try:
+            self.journal = JournalWriter(Path(self.config.run_dir))
+        except RunDirectoryError as error:
+            self.note(0, "journal", f"{error} The run goes on without records.")
+
+    def begin(self) -> None:
+        """Write run.json and say hello."""
+        from driftscope import __version__
+
+        self.info = describe_run(self.trainer, self.config, __version__)
+        self._write_info()
+        if self.console is not None:
+            self.console.started(self.info)
+
+    def write(self, window: list[StepRecord], guard: Guard) -> list[AlertRecord]:
+        """Journal one window's records, evaluate the rules, tell; returns the window's alerts."""
+        for record in window:
+            _mark_nonfinite(record)
+            guard.run("journal", self._journal, record)
+        alerts = guard.run("rules", self._judge, window) or []
+        for alert in alerts:
+            guard.run("journal", self._journal, alert)
+            if self.console is not None:
+                guard.run("console", self.console.alert, alert)
+        self.alerts.extend(alerts)
+        if self.config.log_metrics:
+            guard.run("metrics", self._log_metrics, window)
+        return alerts
+
+    def _judge(self, window: list[StepRecord]) -> list[AlertRecord]:
+        from driftscope.rules import Thresholds, evaluate
+
+        limits = Thresholds(gap_warning=self.config.gap_warning, gap_critical=self.config.gap_critical)
+        worst: dict[str, AlertRecord] = {}
+        for record in window:
+            for alert in evaluate(record, limits):
+                known = worst.get(alert.rule)
+                if known is None or SEVERITIES.index(alert.severity) > SEVERITIES.index(known.severity):
+                    worst[alert.rule] = alert
+        return sorted(worst.values(), key=lambda alert: (-SEVERITIES.index(alert.severity), alert.rule))
+
+    def _log_metrics(self, window: list[StepRecord]) -> None:
+        """Hand the window's figures to TRL's own metrics, which it averages and reports with its next log."""
+        metrics = self.trainer._metrics["train"]
+        for record in window:
+            for name, value in metric_values(record).items():
+                if value is not None and math.isfinite(value):
+                    metrics[f"driftscope/{name}"].append(value)
+
+    def note(self, step: int, stage: str, why: str) -> None:
+        """Record and show that a stage of Driftscope failed and was switched off."""
+        note = NoteRecord(time=time.time(), step=step, stage=stage, message=why)
+        if self.console is not None:
+            self.console.note(note)
+        if self.journal is not None:
+            self.journal.write(note)
+
+    def describe_spec(self, spec: dict[str, Any]) -> None:
+        """Add the configured loss to run.json, once it is known from the first batch."""
+        if self.info is not None and not self.info.spec:
+            self.info.spec = spec
+            self._write_info()
+
+    def finish(self) -> None:
+        """Complete run.json and write the report."""
+        if self.info is None or self.journal is None:
+            return
+        self.info.finished, self.info.status = time.time(), "finished"
+        self._write_info()
+        from driftscope.journal import read_run
+        from driftscope.verdict import judge
+
+        run_dir = Path(self.config.run_dir)
+        if self.config.report:
+            from driftscope.dashboards.report import render
+
+            render(run_dir)
+        if self.console is not None:
+            self.console.finished(judge(read_run(run_dir)).headline, run_dir)
+
+    def close(self) -> None:
+        """Close the journal."""
+        if self.journal is not None:
+            self.journal.close()
+            self.journal = None
+
+    def _journal(self, record: StepRecord | AlertRecord) -> None:
+        if self.journal is None:
+            return
+        self.journal.write(record)
+        if self.journal.failed is not None:
+            raise RunDirectoryError(f"{self.journal.failed}. The run goes on without records.")
+
+    def _write_info(self) -> None:
+        if self.journal is not None and self.info is not None:
+            self.journal.write_info(self.info)
+
+
+def metric_values(record: StepRecord) -> dict[str, float | None]:
+    """The figures of one record for experiment trackers, by ``<group>/<stat>``."""
+    out: dict[str, float | None] = {"overhead/ms": record.overhead_ms, "live/residual": record.residual}
+    if record.gap is not None:
+        out["gap/grad_norm_ratio"] = record.gap.grad_norm_ratio
+        out["gap/param_grad_norm_ratio"] = record.gap.param_grad_norm_ratio
+        out["gap/cosine"] = record.gap.cosine
+    for name, path in record.paths.items():
+        out[f"{name}/hidden_grad_norm"] = path.hidden_grad_norm
+        out[f"{name}/coef_error"] = path.coef_error
+    if record.is_ratio is not None and record.is_ratio.raw is not None:
+        out["is_ratio/raw_mean"] = record.is_ratio.raw.mean
+        out["is_ratio/ess"] = record.is_ratio.raw.ess
+        out["is_ratio/kept_mass"] = record.is_ratio.kept_mass
+    return out
+
+
+def _mark_nonfinite(record: StepRecord) -> None:
+    """Name the figures of a record that are NaN or infinite."""
+    values = {"live_grad_norm": record.live_grad_norm, "residual": record.residual}
+    for name, path in record.paths.items():
+        values[f"paths.{name}.loss"] = path.loss
+        values[f"paths.{name}.hidden_grad_norm"] = path.hidden_grad_norm
+        values[f"paths.{name}.param_grad_norm"] = path.param_grad_norm
+    for name, value in values.items():
+        if value is not None and not math.isfinite(value) and name not in record.nonfinite:
+            record.nonfinite.append(name)

@@ -1,0 +1,187 @@
+"""Trouble of every kind: the run goes on, and the fact is on record."""
+
+from __future__ import annotations
+
+import importlib
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from driftscope.errors import UnsupportedTrainerError, UsageError
+from driftscope.hooks.attach import attach
+from driftscope.hooks.callback import DriftscopeCallback
+from tests.hooks.runs import alerts_of, notes_of, steps_of, trainer
+
+# stage -> where its work is done
+STAGES = {
+    "capture": "driftscope.hooks.attach:Scope._keep_inputs",
+    "record": "driftscope.hooks.probe:Probe.analyse",
+    "counts": "driftscope.hooks.probe:count_tokens",
+    "config": "driftscope.hooks.adapters:spec_from_trainer",
+    "is_ratio": "driftscope.is_ratio:describe_ratio",
+    "head": "driftscope.hooks.probe:measure",
+    "reference": "driftscope.hooks.probe:reference_algebra",
+    "liger": "driftscope.hooks.shadow:LigerPath.algebra",
+    "oracle": "driftscope.attribute:coefficients",
+    "compare": "driftscope.hooks.probe:solve",
+    "attribution": "driftscope.hooks.compare:attribute",
+    "kept_mass": "driftscope.is_ratio:truncated_support",
+    "fused_call": "driftscope.hooks.shadow:LigerPath.fused_call",
+    "param_norm": "driftscope.hooks.deep:add_micro_batch",
+    "rules": "driftscope.rules:evaluate",
+    "journal": "driftscope.journal:encode",
+    "metrics": "driftscope.hooks.recorder:metric_values",
+    "run_info": "driftscope.hooks.recorder:describe_run",
+    "report": "driftscope.dashboards.report:render",
+    "console": "driftscope.dashboards.console:ConsoleReporter.alert",
+    "window": "driftscope.hooks.attach:Scope.end_window",
+}
+
+
+def break_it(monkeypatch: pytest.MonkeyPatch, place: str) -> list[int]:
+    """Make a function raise; returns a list that counts its calls."""
+    module_name, _, path = place.partition(":")
+    owner: Any = importlib.import_module(module_name)
+    *parents, name = path.split(".")
+    for parent in parents:
+        owner = getattr(owner, parent)
+    calls: list[int] = []
+
+    def broken(*_: Any, **__: Any) -> Any:
+        calls.append(1)
+        raise RuntimeError("broken on purpose")
+
+    monkeypatch.setattr(owner, name, broken)
+    return calls
+
+
+@pytest.mark.parametrize("stage", STAGES)
+def test_an_exception_in_a_stage(tmp_path: Any, stage: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    calls = break_it(monkeypatch, STAGES[stage])
+    with trainer(tmp_path, max_steps=3, top_p=0.8) as made:
+        scope = attach(made, tmp_path / "run", spectrum_every=1, deep_every=1)
+        made.train()
+        scope.detach()
+        assert made.state.global_step == 3
+    assert calls, "the broken function was never called: this test tests nothing"
+    assert "broken on purpose" in " ".join(scope.guard.off.values()) or stage == "journal"
+    told = capsys.readouterr().err
+    assert "broken on purpose" in told
+    if stage != "journal":
+        notes = notes_of(tmp_path / "run")
+        assert any("broken on purpose" in note.message for note in notes)
+        assert len([n for n in notes if "broken on purpose" in n.message]) <= 2  # told once, not at every step
+
+
+def test_the_other_stages_go_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    break_it(monkeypatch, STAGES["liger"])
+    with trainer(tmp_path) as made:
+        with attach(made, tmp_path / "run", spectrum_every=1, console=False):
+            made.train()
+    for record in steps_of(tmp_path / "run"):
+        assert record.paths["reference"].coef_error < 1e-5
+        assert "liger" in record.unavailable
+
+
+def test_nan_in_the_ratio(tmp_path: Any) -> None:
+    with trainer(tmp_path, max_steps=1) as made:
+        original = made._generate_and_score_completions
+
+        def poisoned(inputs: Any) -> Any:
+            out = original(inputs)
+            out["importance_sampling_ratio"] = torch.full_like(out["importance_sampling_ratio"], math.nan)
+            return out
+
+        made._generate_and_score_completions = poisoned
+        with attach(made, tmp_path / "run", spectrum_every=1, deep_every=1, console=False):
+            made.train()
+        assert made.state.global_step == 1
+    records = steps_of(tmp_path / "run")
+    assert len(records) == 2
+    assert all(r.nonfinite for r in records)
+    assert "DS401" in {a.rule for a in alerts_of(tmp_path / "run")}
+
+
+@pytest.mark.parametrize("value", [math.inf, math.nan])
+def test_nonfinite_weights(tmp_path: Any, value: float) -> None:
+    with trainer(tmp_path, use_vllm=False, max_steps=2) as made:
+        step = made.training_step
+
+        def poisoned(model: Any, *args: Any, **kwargs: Any) -> Any:
+            out = step(model, *args, **kwargs)
+            for p in model.parameters():
+                p.grad[0] = value
+            return out
+
+        made.training_step = poisoned
+        with attach(made, tmp_path / "run", spectrum_every=1, deep_every=0, console=False):
+            try:
+                made.train()
+            except RuntimeError as error:  # sampling from NaN weights is the run's own end
+                assert "probability tensor" in str(error)  # noqa: PT017
+    assert any("live_grad_norm" in r.nonfinite for r in steps_of(tmp_path / "run"))
+    assert "DS401" in {a.rule for a in alerts_of(tmp_path / "run")}
+
+
+def test_unwritable_run_directory(tmp_path: Any, capsys: Any) -> None:
+    (tmp_path / "file").write_text("not a directory")
+    with trainer(tmp_path) as made:
+        with attach(made, tmp_path / "file" / "run", spectrum_every=1):
+            made.train()
+        assert made.state.global_step == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert "cannot be written" in told
+    assert "without records" in told
+
+
+def test_not_a_grpo_trainer(tmp_path: Any) -> None:
+    with pytest.raises(UnsupportedTrainerError, match="not a GRPO trainer"):
+        attach(object(), tmp_path / "run")
+
+
+def test_callback_on_another_trainer(tmp_path: Any) -> None:
+    from transformers import Trainer, TrainingArguments
+
+    from driftscope.hooks.tiny import tiny_model
+
+    rows = [{"input_ids": torch.arange(8), "labels": torch.arange(8)} for _ in range(4)]
+    args = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=1, use_cpu=True, report_to=[], disable_tqdm=True, save_strategy="no"
+    )
+    made = Trainer(tiny_model(), args, train_dataset=rows, callbacks=[DriftscopeCallback(tmp_path / "run")])
+    with pytest.warns(UserWarning, match="not a GRPO trainer"):
+        made.train()
+    assert made.state.global_step == 1
+
+
+def test_a_trainer_whose_internals_were_renamed(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    with trainer(tmp_path) as made:
+        monkeypatch.delattr(type(made), "_compute_loss")
+        with pytest.raises(UnsupportedTrainerError, match="_compute_loss"):
+            attach(made, tmp_path / "run")
+
+
+def test_attached_twice(tmp_path: Any) -> None:
+    with trainer(tmp_path) as made, attach(made, tmp_path / "run", console=False):
+        with pytest.raises(UsageError, match="already"):
+            attach(made, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "setting", [{"spectrum_every": -1}, {"gap_warning": 0.5}, {"on_divergence": "panic"}, {"workspace_bytes": 0}]
+)
+def test_bad_settings(tmp_path: Any, setting: dict[str, Any]) -> None:
+    with trainer(tmp_path) as made, pytest.raises(UsageError, match=next(iter(setting))):
+        attach(made, tmp_path / "run", **setting)
+
+
+def test_stop_on_divergence(tmp_path: Any) -> None:
+    with trainer(
+        tmp_path, top_p=0.5, max_steps=5, max_completion_length=24, vllm_importance_sampling_mode="sequence_truncate"
+    ) as made:
+        with attach(made, tmp_path / "run", spectrum_every=1, deep_every=0, on_divergence="stop", console=False):
+            made.train()
+        assert made.state.global_step == 1
+    assert any(a.severity == "critical" for a in alerts_of(tmp_path / "run"))
