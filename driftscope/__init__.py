@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from driftscope.algebra import coefficients
     from driftscope.batch import Coefficients, TokenBatch
     from driftscope.config import DriftscopeConfig
-    from driftscope.hooks.attach import attach
+    from driftscope.hooks.scope import attach
     from driftscope.journal import read_run
     from driftscope.spec import LossSpec
     from driftscope.verdict import judge
@@ -54,7 +54,7 @@ _HOME = {
     "DriftscopeConfig": "driftscope.config",
     "LossSpec": "driftscope.spec",
     "TokenBatch": "driftscope.batch",
-    "attach": "driftscope.hooks.attach",
+    "attach": "driftscope.hooks.scope",
     "coefficients": "driftscope.algebra",
     "judge": "driftscope.verdict",
     "read_run": "driftscope.journal",

@@ -89,9 +89,11 @@ def sampler_words(settings: dict[str, Any], form: str) -> str:
 
 def _truncating(settings: dict[str, Any]) -> dict[str, float]:
     """The sampling settings in force that cut the support."""
-    out = {}
-    for name, off in (("top_p", lambda v: v >= 1), ("top_k", lambda v: v <= 0), ("min_p", lambda v: v <= 0)):
+    found = {}
+    for name in ("top_p", "top_k", "min_p"):
         value = settings.get(name)
-        if isinstance(value, int | float) and not isinstance(value, bool) and not off(value):
-            out[name] = float(value)
-    return out
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            off = value >= 1 if name == "top_p" else value <= 0
+            if not off:
+                found[name] = float(value)
+    return found

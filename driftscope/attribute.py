@@ -18,6 +18,7 @@ from torch import Tensor
 
 from driftscope.algebra import coefficients
 from driftscope.batch import Coefficients, TokenBatch
+from driftscope.errors import UsageError
 from driftscope.records import Cause, Unexplained
 from driftscope.spec import LossSpec, Normalizer
 from driftscope.spectrum import Spectrum
@@ -69,10 +70,14 @@ class Scene:
     def path(self, spec: LossSpec, head: str) -> PathCoefs:
         """The coefficients of a spec, on the rows of the head pass."""
         made = self.coefficients(spec, head)
-        return PathCoefs(head, self.rows(made.logps_BT), self.rows(made.entropies_BT))
+        return self.at_rows(made, head)
 
-    def rows(self, values_BT: Tensor | None) -> Tensor | None:  # type: ignore[override]
-        return None if values_BT is None else values_BT[self.rows_BT].double()
+    def at_rows(self, made: Coefficients, head: str) -> PathCoefs:
+        """Coefficients (B, T) as those of a path on the rows of the head pass."""
+        e_BT = made.entropies_BT
+        return PathCoefs(
+            head, made.logps_BT[self.rows_BT].double(), None if e_BT is None else e_BT[self.rows_BT].double()
+        )
 
     def norm(self, path: PathCoefs) -> float:
         """Hidden gradient norm of a path."""
@@ -160,7 +165,7 @@ def identify(
             spec = change.apply(spec)
         try:
             error = scene.distance(scene.path(spec, path.head), path)
-        except Exception:  # a spec whose inputs this batch lacks is no candidate
+        except UsageError:  # a spec whose inputs this batch lacks is no candidate
             continue
         if best is None or error < best.error / 2:  # one more change must at least halve what is left
             best = Identified(spec, path.head, (*chosen, *fixed), error)
@@ -216,16 +221,20 @@ def attribute(
         weights = dict.fromkeys(weights, 1.0)
     total = sum(weights.values()) + left
     causes = [
-        Cause(id=cause, share=weights[cause] / total if total else 0.0, factor=_exp(effects[cause]), detail=_say(change))
+        Cause(id=cause, share=_part(weights[cause], total), factor=_exp(effects[cause]), detail=_say(change))
         for cause, change in by_id.items()
     ]
     causes.sort(key=lambda cause: -cause.share)
     rest = Unexplained(
-        share=left / total if total else 0.0,
+        share=_part(left, total),
         factor=actual / explained if explained > 0 else None,
         coef_error=found.error if math.isfinite(found.error) else None,
     )
     return causes, rest
+
+
+def _part(value: float, total: float) -> float:
+    return value / total if total else 0.0
 
 
 def _say(change: Change) -> str:

@@ -60,13 +60,13 @@ class DriftscopeConfig:
                 raise UsageError(f"{name}={getattr(self, name)!r} must not be negative; 0 switches it off.")
         if not 1.0 < self.gap_warning <= self.gap_critical:
             raise UsageError(
-                f"gap_warning={self.gap_warning!r} and gap_critical={self.gap_critical!r} are ratios of gradient norms; "
-                "use 1 < gap_warning <= gap_critical."
+                f"gap_warning={self.gap_warning!r} and gap_critical={self.gap_critical!r} are ratios of gradient "
+                "norms; use 1 < gap_warning <= gap_critical."
             )
         if self.on_divergence not in ("warn", "stop"):
             raise UsageError(f"on_divergence={self.on_divergence!r} is not known; use 'warn' or 'stop'.")
         if self.workspace_bytes <= 0:
-            raise UsageError(f"workspace_bytes={self.workspace_bytes!r} must be positive: a probe needs a logits tile.")
+            raise UsageError(f"workspace_bytes={self.workspace_bytes!r} must be positive: a probe needs a tile.")
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain JSON types."""

@@ -1,10 +1,10 @@
 """Every error Driftscope raises on purpose. Each says the setting, the mechanism and the remedy.
 
-    DriftscopeError                 base; carries the exit code of the command line
-    ├── UsageError                  a wrong argument or option
-    ├── UnsupportedTrainerError     not a GRPO trainer, or a TRL version whose internals are not known
-    ├── RunDirectoryError           a run directory that cannot be written or read
-    └── RecordError                 a records file that is missing, empty, foreign or of an unknown schema
+DriftscopeError                 base; carries the exit code of the command line
+├── UsageError                  a wrong argument or option
+├── UnsupportedTrainerError     not a GRPO trainer, or a TRL version whose internals are not known
+├── RunDirectoryError           a run directory that cannot be written or read
+└── RecordError                 a records file that is missing, empty, foreign or of an unknown schema
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from driftscope.errors import UsageError
 from driftscope.spec import LossSpec
 
 
-def raw_log_ratio_BT(spec: LossSpec, batch: TokenBatch) -> Tensor:  # noqa: N802 - the shape is part of the name
+def raw_log_ratio_BT(spec: LossSpec, batch: TokenBatch) -> Tensor:
     """``log(old / sampling)`` of each token, nats, (B, T); 0 at padding and at tool results, which nobody sampled.
 
     The tool mask always counts here, whether or not the path's loss applies it: the trainer computes the ratio before

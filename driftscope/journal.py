@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any, BinaryIO, Self
 
@@ -107,3 +108,29 @@ def _ends_torn(path: Path) -> bool:
     with path.open("rb") as stream:
         stream.seek(-1, os.SEEK_END)
         return stream.read(1) != b"\n"
+
+
+def previous_run(run_dir: Path) -> RunInfo | None:
+    """The run that ``run_dir`` holds, or ``None`` where there is none or its run.json cannot be read."""
+    try:
+        return RunInfo.model_validate_json((run_dir / INFO_NAME).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def set_aside(run_dir: Path, before: RunInfo | None) -> None:
+    """Rename an earlier run's files, so that a new run in the same directory starts with empty records.
+
+    Raises ``RunDirectoryError`` where they cannot be renamed.
+    """
+    name = before.run_id if before is not None else f"{time.time():.0f}"
+    for old in (INFO_NAME, RECORDS_NAME):
+        path = run_dir / old
+        try:
+            if path.exists() and path.stat().st_size > 0:
+                path.rename(path.with_name(f"{path.stem}.{name}{path.suffix}"))
+        except OSError as error:
+            raise RunDirectoryError(
+                f"run_dir={str(run_dir)!r} holds an earlier run whose {old} cannot be set aside "
+                f"({error.strerror or error}). Choose another run directory."
+            ) from error

@@ -162,9 +162,7 @@ class StepRecord(_Model):
     overhead_ms: float = 0.0
     step_ms: float | None = Field(None, description="wall time of the micro-batch's training step, without overhead")
 
-    model_config = ConfigDict(
-        extra="ignore", ser_json_inf_nan="null", protected_namespaces=(), populate_by_name=True
-    )
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null", protected_namespaces=(), populate_by_name=True)
 
 
 class AlertRecord(_Model):
@@ -217,6 +215,4 @@ class RunInfo(_Model):
         default_factory=list, description="options the fused path refuses with an error: option, where, message"
     )
 
-    model_config = ConfigDict(
-        extra="ignore", ser_json_inf_nan="null", protected_namespaces=(), populate_by_name=True
-    )
+    model_config = ConfigDict(extra="ignore", ser_json_inf_nan="null", protected_namespaces=(), populate_by_name=True)

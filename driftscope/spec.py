@@ -22,7 +22,7 @@ Normalizer = Literal[
     "generation_batch",  # num_items_in_batch / num_processes, no accumulation divisor (dapo, cispo until TRL 1.8)
     "generation_batch_rescaled",  # the same times accumulation_steps / steps_per_generation (TRL 1.9 on)
     "sequence_sum",  # mean over sequences of the per-sequence token sum (luspo, TRL 1.16)
-    "length_weighted",  # mean over (B, T or 1) of the token loss times the sequence's length (luspo, Liger and older TRL)
+    "length_weighted",  # mean over (B, T or 1) of token loss times the sequence's length (luspo, Liger, older TRL)
 ]
 
 DEFAULT_NORMALIZER: dict[str, Normalizer] = {
@@ -92,12 +92,14 @@ class LossSpec:
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 known = ", ".join(repr(a) for a in allowed if a is not None)
-                raise UsageError(f"{name}={getattr(self, name)!r} is not a term of TRL's GRPO loss; use one of {known}.")
-        for name in ("temperature", "accumulation_steps", "num_processes", "sapo_temperature_pos", "sapo_temperature_neg"):
+                value = getattr(self, name)
+                raise UsageError(f"{name}={value!r} is not a term of TRL's GRPO loss; use one of {known}.")
+        divisors = ("temperature", "accumulation_steps", "num_processes")
+        for name in (*divisors, "sapo_temperature_pos", "sapo_temperature_neg"):
             if not getattr(self, name) > 0:
                 raise UsageError(f"{name}={getattr(self, name)!r} must be positive: the loss divides by it.")
         if not 0.0 <= self.top_entropy_quantile <= 1.0:
-            raise UsageError(f"top_entropy_quantile={self.top_entropy_quantile!r} is a quantile; use a value in [0, 1].")
+            raise UsageError(f"top_entropy_quantile={self.top_entropy_quantile!r} must lie in [0, 1]: a quantile.")
 
     @property
     def effective_normalizer(self) -> Normalizer:

@@ -1,8 +1,8 @@
 """The spectrometer: token coefficients of a loss path, measured from the hidden gradient it sent into the trunk.
 
-Shapes: N tokens, D hidden size, V vocabulary. For a head with logits z(h) and log-prob ``logp = log_softmax(z/tau)[y]``
-every loss of the family gives ``dL/dh = c * u + e * w`` with ``u = dlogp/dh``, ``c = dL/dlogp`` and, where the loss has
-an entropy term, ``w = dH/dh``, ``e = dL/dH``. Given the hidden gradient g, least squares per token returns c (and e),
+Shapes: N tokens, D hidden size, V vocabulary. For a head with logits z(h) and ``logp = log_softmax(z/tau)[y]`` every
+loss of the family gives ``dL/dh = c * u + e * w`` with ``u = dlogp/dh``, ``c = dL/dlogp`` and, where the loss has an
+entropy term, ``w = dH/dh``, ``e = dL/dH``. Given the hidden gradient g, least squares per token returns c (and e),
 and the residual says how much of g no coefficient explains. Products are accumulated in float64: the residual is a
 small difference of large numbers.
 """

@@ -3,36 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import sys
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from driftscope.hooks.attach import Scope, attach
     from driftscope.hooks.callback import DriftscopeCallback
+    from driftscope.hooks.scope import Scope, attach
 
 __all__ = ["DriftscopeCallback", "Scope", "attach"]
 
 _HOME = {
     "DriftscopeCallback": "driftscope.hooks.callback",
-    "Scope": "driftscope.hooks.attach",
-    "attach": "driftscope.hooks.attach",
+    "Scope": "driftscope.hooks.scope",
+    "attach": "driftscope.hooks.scope",
 }
-
-
-class _Package(ModuleType):
-    """Keeps ``driftscope.hooks.attach`` the function.
-
-    A submodule of that name exists, and the import system would bind it over the function when it is imported.
-    """
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        if name in _HOME and isinstance(value, ModuleType):
-            value = getattr(value, name)
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Package
 
 
 def __getattr__(name: str) -> Any:

@@ -32,7 +32,7 @@ def require_grpo(trainer: object) -> None:
     if any(cls.__name__ == "GRPOTrainer" for cls in type(trainer).__mro__):
         lacking = ", ".join(missing or ["loss_type or _metrics"])
         raise UnsupportedTrainerError(
-            f"{kind} is a GRPO trainer of a TRL version that lacks {lacking}, which Driftscope reads the loss through. "
+            f"{kind} is a GRPO trainer of a TRL version that lacks {lacking}: Driftscope reads the loss through it. "
             "Use TRL 0.27.2 or later, or open an issue with your version."
         )
     raise UnsupportedTrainerError(
@@ -67,9 +67,7 @@ def spec_from_trainer(trainer: Any, inputs: Inputs, *, bonus: float | None = Non
     correction = bool(
         getattr(trainer, "use_vllm", False) and getattr(trainer, "vllm_importance_sampling_correction", False)
     )
-    cap = getattr(
-        trainer, "vllm_importance_sampling_clip_max", getattr(trainer, "vllm_importance_sampling_cap", None)
-    )
+    cap = getattr(trainer, "vllm_importance_sampling_clip_max", getattr(trainer, "vllm_importance_sampling_cap", None))
     return LossSpec(
         loss_type=trainer.loss_type,
         epsilon_low=trainer.epsilon_low,

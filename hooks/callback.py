@@ -12,7 +12,7 @@ from driftscope.config import DriftscopeConfig
 from driftscope.errors import DriftscopeError
 
 if TYPE_CHECKING:
-    from driftscope.hooks.attach import Scope
+    from driftscope.hooks.scope import Scope
 
 
 class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
@@ -35,11 +35,11 @@ class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is None:
             try:
-                from driftscope.hooks.attach import open_scope
+                from driftscope.hooks.scope import open_scope
 
                 self.scope = open_scope(self._find_trainer(), self.config)
                 self.scope.callback = None
-            except Exception as error:
+            except Exception as error:  # noqa: BLE001 - a diagnostic that cannot attach must not end the training
                 clear = isinstance(error, DriftscopeError)
                 why = str(error) if clear else f"{type(error).__name__}: {error}"
                 warnings.warn(f"Driftscope is not attached, the training goes on without it. {why}", stacklevel=2)
@@ -72,5 +72,6 @@ class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
                 return owner
             frame = frame.f_back  # type: ignore[assignment]
         raise DriftscopeError(
-            "The trainer that runs this callback was not found on the call stack; use driftscope.attach(trainer) instead."
+            "The trainer that runs this callback was not found on the call stack; "
+            "use driftscope.attach(trainer) instead."
         )

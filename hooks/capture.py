@@ -1,7 +1,7 @@
 """Capture: the real batch, hidden states and hidden gradient of the live backward, by hooks that change nothing.
 
-The backbone's output is read in a forward hook and its gradient in a tensor hook; neither returns a value, so the graph
-and the numbers of the run stay as they are. Outputs of layers under gradient checkpointing are not touched: the
+The backbone's output is read in a forward hook and its gradient in a tensor hook; neither returns a value, so the
+graph and the numbers of the run stay as they are. Outputs of layers under gradient checkpointing are not touched: the
 backbone's own output is outside of them.
 """
 

@@ -54,11 +54,8 @@ class Comparison:
             self.coefs["oracle"] = scene.path(spec, MODEL_HEAD)
 
     def _add(self, name: str, made: Coefficients | None, head: str) -> None:
-        rows = self.scene.rows
         if made is not None and name not in self.coefs:
-            c_N = rows(made.logps_BT)
-            assert c_N is not None
-            self.coefs[name] = PathCoefs(head, c_N, rows(made.entropies_BT))
+            self.coefs[name] = self.scene.at_rows(made, head)
 
     def fill(self, record: StepRecord, *, scatter: int) -> None:
         """Paths, gap, causes, residual and scatter of the record."""
@@ -80,10 +77,8 @@ class Comparison:
         if reference in found:
             base, head = found[reference].spec, found[reference].head
         path = self.coefs[candidate]
-        again = identify(
-            self.scene, base, head, path, tolerance=self.tolerance, head_cause=self.transform.cause
-        )
-        causes, rest = attribute(self.scene, base, head, path, again, tolerance=self.tolerance)
+        nearest = self._nearest(base, head, path)
+        causes, rest = attribute(self.scene, base, head, path, nearest, tolerance=self.tolerance)
         record.causes, record.unexplained = causes, rest
         self._scatter(candidate, reference, record, scatter)
 
@@ -101,10 +96,10 @@ class Comparison:
         return "oracle" if "oracle" in self.coefs else None
 
     def _identify(self, name: str) -> Identified:
-        return identify(
-            self.scene, self.spec, MODEL_HEAD, self.coefs[name],
-            tolerance=self.tolerance, head_cause=self.transform.cause,
-        )  # fmt: skip
+        return self._nearest(self.spec, MODEL_HEAD, self.coefs[name])
+
+    def _nearest(self, base: LossSpec, head: str, path: PathCoefs) -> Identified:
+        return identify(self.scene, base, head, path, tolerance=self.tolerance, head_cause=self.transform.cause)
 
     def _path(self, name: str, found: Identified | None, record: StepRecord) -> None:
         out = record.paths.setdefault(name, PathRecord())

@@ -33,6 +33,8 @@ def run_demo(out: Path, steps: int = 40, seed: int = 0, live: Live = "liger", to
     Raises ``UsageError`` for a value outside its domain, and where the installed TRL has no Liger loss.
     """
     _check(steps, live, top_p)
+    for name in ("run.json", "records.jsonl", "report.html"):  # of an earlier demo
+        (out / name).unlink(missing_ok=True)
     with tempfile.TemporaryDirectory(prefix="driftscope-demo-") as scratch, quiet(), stand_in_engine(seed=seed):
         trainer = build_trainer(Path(scratch), steps=steps, seed=seed, live=live, top_p=top_p)
 

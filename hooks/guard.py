@@ -22,7 +22,7 @@ class Guard:
             return None
         try:
             return function(*args, **kwargs)
-        except Exception as error:  # whatever it is, the run goes on
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
             self.fail(stage, error)
             return None
 
@@ -31,7 +31,7 @@ class Guard:
         self.off[stage] = f"{type(error).__name__}: {error}"
         try:
             self._told(stage, self.off[stage])
-        except Exception as second:
+        except Exception as second:  # noqa: BLE001 - as above
             self.off["tell"] = f"{type(second).__name__}: {second}"
 
     def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:

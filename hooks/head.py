@@ -24,7 +24,8 @@ RAW_HEAD = "raw"
 
 def causal_lm(model: nn.Module) -> Any:
     """The causal language model inside wrappers of PEFT."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+    wrapper: Any = model
+    return wrapper.get_base_model() if hasattr(model, "get_base_model") else model
 
 
 def backbone_name(inner: Any) -> str:
@@ -37,7 +38,7 @@ def backbone_name(inner: Any) -> str:
         if isinstance(inner._modules.get(candidate), nn.Module):
             return str(candidate)
     raise UnsupportedTrainerError(
-        f"{type(inner).__name__} has no backbone under {name!r}: the hidden states that feed the head cannot be found. "
+        f"{type(inner).__name__} has no backbone under {name!r}: the hidden states that feed the head are not found. "
         "Attach to a causal language model of transformers."
     )
 
@@ -161,4 +162,5 @@ def _slope(logits: Tensor, plain: Tensor, softcap: float | None) -> float:
 
 def _has_adapter(inner: Any) -> bool:
     head = inner.get_output_embeddings()
-    return head is not None and any("lora_" in name or "modules_to_save" in name for name, _ in head.named_parameters())
+    names = [name for name, _ in head.named_parameters()] if head is not None else []
+    return any("lora_" in name or "modules_to_save" in name for name in names)

@@ -1,8 +1,9 @@
 """Full-parameter gradient norms of loss paths over an accumulation window, exactly, by a rerun of the trunk.
 
-For each path: the backbone's forward again with the live call's own arguments and random state, the path's coefficients
-pulled back through its head (in token tiles, so that head weights get their gradient without the full logits), then the
-hidden gradient through the trunk. The trainer's own gradients are set aside and put back; random states are restored.
+For each path: the backbone's forward again with the live call's own arguments and random state, the path's
+coefficients pulled back through its head (in token tiles, so that head weights get their gradient without the full
+logits), then the hidden gradient through the trunk. The trainer's own gradients are set aside and put back; random
+states are restored.
 """
 
 from __future__ import annotations

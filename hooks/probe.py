@@ -14,14 +14,22 @@ from torch import Tensor
 
 from driftscope import algebra, is_ratio
 from driftscope.attribute import Scene
-from driftscope.batch import Coefficients
+from driftscope.batch import Coefficients, TokenBatch
 from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.compare import Comparison, Paths
 from driftscope.hooks.deep import DeepWindow
 from driftscope.hooks.guard import Guard
-from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, causal_lm, measure_transform, model_head, raw_head
+from driftscope.hooks.head import (
+    MODEL_HEAD,
+    RAW_HEAD,
+    HeadTransform,
+    causal_lm,
+    measure_transform,
+    model_head,
+    raw_head,
+)
 from driftscope.hooks.refused import refusal
 from driftscope.hooks.shadow import LigerPath, reference_algebra
 from driftscope.records import PathRecord, StepRecord
@@ -145,7 +153,7 @@ class Probe:
             policy_N & (order % stride == 0),
         )
 
-    def _batches(self, spectrum: Spectrum, rows_BT: Tensor, inputs: adapters.Inputs) -> dict[str, Any]:
+    def _batches(self, spectrum: Spectrum, rows_BT: Tensor, inputs: adapters.Inputs) -> dict[str, TokenBatch]:
         old = inputs.get("old_per_token_logps")
         out = {}
         for name, view in spectrum.views.items():
@@ -163,10 +171,7 @@ class Probe:
         paths = Paths(
             live=self.live,
             measured={name: solve(scene.spectrum, name) for name in scene.spectrum.views},
-            reference=run(
-                "reference", reference_algebra, self.trainer, inputs, tokens.logps_BT, tokens.entropies_BT,
-                bonus=batch.entropy_coef,
-            ),  # fmt: skip
+            reference=run("reference", self._reference, batch, tokens),
             liger=self._liger(inputs, spec, passed, record),
             oracle=run("oracle", scene.coefficients, spec, MODEL_HEAD),
         )
@@ -178,6 +183,13 @@ class Probe:
             if self.liger is not None and paths.liger is not None:
                 run("fused_call", self._fused_call, inputs, passed, paths.liger, record)
             run("param_norm", self.deep.add, batch, passed, paths, comparison, self.heads, spec.temperature)
+
+    def _reference(self, batch: MicroBatch, tokens: TokenBatch) -> Coefficients:
+        assert batch.inputs is not None
+        assert tokens.entropies_BT is not None
+        return reference_algebra(
+            self.trainer, batch.inputs, tokens.logps_BT, tokens.entropies_BT, bonus=batch.entropy_coef
+        )
 
     def _liger(
         self, inputs: adapters.Inputs, spec: LossSpec, passed: HeadPass, record: StepRecord
@@ -195,20 +207,19 @@ class Probe:
             why = f"Liger-Kernel is not installed ({error})"
         except (ValueError, NotImplementedError) as error:
             why = f"Liger's loss refuses this configuration: {error}"
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - as every stage under the guard
             self.guard.fail("liger", error)
         record.paths.setdefault("liger", PathRecord(note=why, source="algebra"))
         return None
 
     def _explain_ratio(self, spec: LossSpec, passed: HeadPass, record: StepRecord) -> None:
-        assert record.is_ratio is not None and passed.kept_N is not None
+        assert record.is_ratio is not None
+        assert passed.kept_N is not None
         shell = passed.scene.batches[MODEL_HEAD]
         log_ratio = algebra.raw_log_ratio_BT(spec, shell)[passed.scene.rows_BT]
         is_ratio.truncated_support(record.is_ratio, log_ratio, passed.kept_N)
 
-    def _fused_call(
-        self, inputs: adapters.Inputs, passed: HeadPass, shadow: Coefficients, record: StepRecord
-    ) -> None:
+    def _fused_call(self, inputs: adapters.Inputs, passed: HeadPass, shadow: Coefficients, record: StepRecord) -> None:
         """Liger's real fused call on the captured hidden states, against its own algebra through the raw head."""
         assert self.liger is not None
         loss, grad_BTD = self.liger.fused_call(inputs, passed.hidden_BTD)

@@ -1,4 +1,4 @@
-"""Where measurements go: the journal, the rules, the console, the trainer's own trackers, and at the end the report."""
+"""Where measurements go: the journal, the rules, the console, the trainer's own trackers, at the end the report."""
 
 from __future__ import annotations
 
@@ -26,25 +26,36 @@ class Recorder:
         self.console = ConsoleReporter() if config.console and self.main else None
         self.alerts: list[AlertRecord] = []
         self.journal: Any = None
-        if self.main:
-            self._open()
-
-    def _open(self) -> None:
-        from driftscope.journal import JournalWriter
-
-        try:
-            self.journal = JournalWriter(Path(self.config.run_dir))
-        except RunDirectoryError as error:
-            self.note(0, "journal", f"{error} The run goes on without records.")
+        self._early: list[NoteRecord] | None = []  # notes from before the training begins
 
     def begin(self) -> None:
-        """Write run.json and say hello."""
+        """Open the journal, write run.json and say hello. A resumed run goes on in the records it has."""
         from driftscope import __version__
 
+        before = self._open(resumed=self.trainer.state.global_step > 0) if self.main else None
+        early, self._early = self._early or [], None
+        for note in early:
+            self._keep(note)
         self.info = describe_run(self.trainer, self.config, __version__)
+        if before is not None:
+            self.info.run_id, self.info.created = before.run_id, before.created
         self._write_info()
         if self.console is not None:
             self.console.started(self.info)
+
+    def _open(self, *, resumed: bool) -> RunInfo | None:
+        """Open the journal; returns the run that is resumed, where it is known."""
+        from driftscope.journal import JournalWriter, previous_run, set_aside
+
+        run_dir = Path(self.config.run_dir)
+        before = previous_run(run_dir)
+        try:
+            if not resumed:
+                set_aside(run_dir, before)
+            self.journal = JournalWriter(run_dir)
+        except RunDirectoryError as error:
+            self.note(0, "journal", f"{error} The run goes on without records.")
+        return before if resumed else None
 
     def write(self, window: list[StepRecord], guard: Guard) -> list[AlertRecord]:
         """Journal one window's records, evaluate the rules, tell; returns the window's alerts."""
@@ -86,8 +97,13 @@ class Recorder:
         note = NoteRecord(time=time.time(), step=step, stage=stage, message=why)
         if self.console is not None:
             self.console.note(note)
+        self._keep(note)
+
+    def _keep(self, note: NoteRecord) -> None:
         if self.journal is not None:
             self.journal.write(note)
+        elif self._early is not None:
+            self._early.append(note)
 
     def describe_spec(self, spec: dict[str, Any]) -> None:
         """Add the configured loss to run.json, once it is known from the first batch."""

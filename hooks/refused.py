@@ -9,10 +9,13 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-OPTIONS = {
+from driftscope.spec import LossSpec
+
+OPTIONS: dict[str, Callable[[LossSpec], bool]] = {
     "off_policy_mask_threshold": lambda spec: spec.off_policy_threshold is not None,
     "top_entropy_quantile": lambda spec: spec.top_entropy_quantile < 1.0,
     "importance_sampling_level": lambda spec: spec.importance_sampling_level != "token",
@@ -22,7 +25,8 @@ OPTIONS = {
 
 def refused_options(trainer: Any) -> list[dict[str, str]]:
     """Options refused with an error next to ``use_liger_kernel``: option, where, message."""
-    return [dict(row) for row in _refused_by(type(trainer), type(trainer.args))]
+    classes: tuple[type, type] = (type(trainer), type(trainer.args))
+    return [dict(row) for row in _refused_by(*classes)]
 
 
 @lru_cache(maxsize=8)
@@ -35,11 +39,10 @@ def _refused_by(trainer_class: type, args_class: type) -> list[dict[str, str]]:
     return found
 
 
-def refusal(trainer: Any, spec: Any) -> str | None:
+def refusal(trainer: Any, spec: LossSpec) -> str | None:
     """Why TRL would refuse this configuration on its fused path, or ``None``."""
     for row in refused_options(trainer):
-        active = OPTIONS.get(row["option"])
-        if active is not None and active(spec):
+        if OPTIONS[row["option"]](spec):
             return f"TRL refuses {row['option']} together with use_liger_kernel: {row['message']}"
     return None
 
@@ -56,10 +59,8 @@ def _refusals(owner: type, method: str) -> list[dict[str, str]]:
         raised = [n for n in node.body if isinstance(n, ast.Raise)]
         names = {n.attr for n in ast.walk(node.test) if isinstance(n, ast.Attribute)} - {"use_liger_kernel"}
         for statement in raised:
-            for option in sorted(names & OPTIONS.keys()):
-                rows.append(
-                    {"option": option, "where": f"{owner.__name__}.{method}", "message": _message(statement)}
-                )
+            row = {"where": f"{owner.__name__}.{method}", "message": _message(statement)}
+            rows += [{"option": option, **row} for option in sorted(names & OPTIONS.keys())]
     return rows
 
 

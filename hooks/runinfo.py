@@ -15,14 +15,15 @@ from driftscope.hooks.refused import refused_options
 from driftscope.records import RunInfo
 
 PACKAGES = ("torch", "trl", "liger-kernel", "transformers", "accelerate", "peft", "vllm", "triton")
-SETTINGS = (
-    "loss_type beta epsilon epsilon_high delta use_bias_correction_kl importance_sampling_level top_entropy_quantile "
-    "off_policy_mask_threshold scale_rewards mask_truncated_completions num_generations num_iterations "
-    "per_device_train_batch_size gradient_accumulation_steps steps_per_generation max_completion_length temperature "
-    "top_p top_k min_p use_vllm vllm_mode vllm_importance_sampling_correction vllm_importance_sampling_mode "
-    "vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min "
-    "use_liger_kernel bf16 fp16 gradient_checkpointing max_grad_norm learning_rate max_steps seed"
-).split()
+_NAMES = """
+    loss_type beta epsilon epsilon_high delta use_bias_correction_kl importance_sampling_level top_entropy_quantile
+    off_policy_mask_threshold scale_rewards mask_truncated_completions num_generations num_iterations
+    per_device_train_batch_size gradient_accumulation_steps steps_per_generation max_completion_length temperature
+    top_p top_k min_p use_vllm vllm_mode vllm_importance_sampling_correction vllm_importance_sampling_mode
+    vllm_importance_sampling_cap vllm_importance_sampling_clip_max vllm_importance_sampling_clip_min
+    use_liger_kernel bf16 fp16 gradient_checkpointing max_grad_norm learning_rate max_steps seed
+"""
+SETTINGS = tuple(_NAMES.split())
 
 
 def package_version(name: str) -> str | None:
@@ -38,7 +39,7 @@ def describe_run(trainer: Any, config: DriftscopeConfig, driftscope_version: str
     inner = causal_lm(trainer.accelerator.unwrap_model(trainer.model))
     embeddings = inner.get_output_embeddings()
     trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
-    args = trainer.args
+    settings = {n: _plain(getattr(trainer.args, n)) for n in SETTINGS if hasattr(trainer.args, n)}
     return RunInfo(
         run_id=uuid.uuid4().hex[:12],
         created=time.time(),
@@ -54,7 +55,7 @@ def describe_run(trainer: Any, config: DriftscopeConfig, driftscope_version: str
             "hidden_size": embeddings.weight.shape[1],
             "dtype": str(embeddings.weight.dtype).removeprefix("torch."),
         },
-        trainer={"class": type(trainer).__name__, **{n: _plain(getattr(args, n)) for n in SETTINGS if hasattr(args, n)}},
+        trainer={"class": type(trainer).__name__, **settings},
         settings=config.as_dict(),
         refused=refused_options(trainer) if adapters.has_liger_loss(trainer) else [],
     )

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from driftscope.batch import Coefficients
-from driftscope.kernels import liger
 from driftscope.hooks import adapters
+from driftscope.kernels import liger
 
 
 def reference_algebra(
@@ -107,10 +107,7 @@ class LigerPath:
         if liger.accepts(self.module, "num_items_in_batch") and summed:
             given["num_items_in_batch"] = inputs["num_items_in_batch"] * accumulation / per_generation
         loss: Tensor = loss_module(**given)[0]
-        summed = summed and "num_items_in_batch" in given
-        return loss if summed else loss / accumulation
-
-
+        return loss if "num_items_in_batch" in given else loss / accumulation
 
 
 def _beyond_liger(trainer: Any) -> dict[str, bool]:
@@ -126,10 +123,9 @@ def _differentiate(loss: Tensor, logps: Tensor, entropies: Tensor | None) -> Coe
     wanted = [logps] if entropies is None else [logps, entropies]
     if not loss.requires_grad:
         return Coefficients(loss=float(loss), logps_BT=torch.zeros_like(logps))
-    grads = torch.autograd.grad(loss, wanted, allow_unused=True)
-    filled = [g if g is not None else torch.zeros_like(w) for g, w in zip(grads, wanted, strict=True)]
+    grads = torch.autograd.grad(loss, wanted, materialize_grads=True)
     return Coefficients(
         loss=float(loss.detach()),
-        logps_BT=filled[0].detach(),
-        entropies_BT=filled[1].detach() if entropies is not None else None,
+        logps_BT=grads[0].detach(),
+        entropies_BT=grads[1].detach() if entropies is not None else None,
     )

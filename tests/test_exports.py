@@ -61,8 +61,8 @@ def test_an_unknown_name_is_an_attribute_error(module):
 @pytest.mark.parametrize(
     "first",
     [
-        "import driftscope.hooks.attach",
-        "from driftscope.hooks.attach import Scope",
+        "import driftscope.hooks.scope",
+        "from driftscope.hooks.scope import Scope",
         "import driftscope; driftscope.attach",
         "from driftscope.hooks import DriftscopeCallback",
         "pass",

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from driftscope.errors import RecordError, RunDirectoryError
-from driftscope.journal import JournalWriter, encode, iter_records, read_run
+from driftscope.journal import JournalWriter, encode, iter_records, previous_run, read_run, set_aside
 from driftscope.records import Cause, StepRecord
 from tests.record_factory import alert, info, note, seed_step, step, truncated_ratio
 
@@ -362,3 +362,12 @@ def test_damage_anywhere_is_told_or_survived(tmp_path_factory, data):
         assert len(run.steps) + len(run.alerts) >= len(kept)
         return
     assert any(known in message for known in ("schema version", "records file", "no complete record", "is empty"))
+
+
+def test_an_earlier_run_is_set_aside(tmp_path):
+    write(tmp_path, note(), run_info=info(run_id="first"))
+    assert previous_run(tmp_path).run_id == "first"
+    set_aside(tmp_path, previous_run(tmp_path))
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["records.first.jsonl", "run.first.json"]
+    assert previous_run(tmp_path) is None
+    set_aside(tmp_path, None)  # nothing left to do

@@ -177,6 +177,7 @@ def test_non_finite_values_come_first():
     "steps",
     [
         [],
+        [step(tier="light")],
         [step(tier="light", gap=None, paths={}, residual=None, unexplained=None)],
         [step(gap=None, paths={}, residual=None, unexplained=None, unavailable={"spectrum": "failed"})],
     ],

@@ -81,7 +81,7 @@ def breaches(upstream: set[str], allowed: str | None, within: str = "driftscope"
 
 
 def test_there_is_something_to_look_at():
-    assert {"driftscope", "driftscope.hooks.attach", "driftscope.dashboards.report", "driftscope.algebra"} <= set(
+    assert {"driftscope", "driftscope.hooks.scope", "driftscope.dashboards.report", "driftscope.algebra"} <= set(
         SOURCES
     )
 

@@ -57,7 +57,8 @@ def summarize_causes(steps: Sequence[StepRecord]) -> list[CauseSummary]:
     attributed = sum(1 for s in steps if s.causes or s.unexplained is not None)
     for cause, times in seen.items():
         absent = max(0, attributed - times)
-        factors[cause] += [1.0] * absent
+        if factors[cause]:  # a factor that was never known stays unknown
+            factors[cause] += [1.0] * absent
         shares[cause] += [0.0] * absent
     rows_out = [
         CauseSummary(

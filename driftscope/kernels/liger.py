@@ -1,7 +1,7 @@
 """Liger-Kernel's GRPO loss, taken apart: its real fused call, and its algebra on given log-probs.
 
-Works on whatever Liger is installed (0.6 to 0.8), and on the copy that TRL 1.13 vendors: the autograd function is found
-through the loss module, its arguments through its signature.
+Works on whatever Liger is installed (0.6 to 0.8), and on the copy that TRL 1.13 vendors: the autograd function is
+found through the loss module, its arguments through its signature.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ def uncompiled(module: nn.Module) -> nn.Module:
     """A copy of a Liger loss module that runs without torch.compile."""
     twin = copy.copy(module)
     if hasattr(twin, "compiled"):
-        twin.compiled = False
+        vars(twin)["compiled"] = False
     return twin
 
 
@@ -77,13 +77,13 @@ class AlgebraOnly(nn.Module):
 
 def _function_class(module: nn.Module) -> Any:
     """The autograd function behind a Liger loss module: the one in its namespace that has a loss of its own."""
-    found = [
+    found: list[Any] = [
         value
         for value in type(module).forward.__globals__.values()
         if isinstance(value, type)
         and issubclass(value, torch.autograd.Function)
         and "ppo_loss_fn" in vars(value)
-        and not getattr(value.ppo_loss_fn, "__isabstractmethod__", False)
+        and not getattr(vars(value)["ppo_loss_fn"], "__isabstractmethod__", False)
     ]
     if len(found) != 1:
         raise LookupError(

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from driftscope.hooks.attach import attach
 from driftscope.hooks.demo import even_words
+from driftscope.hooks.scope import attach
 from tests.hooks.runs import HAS_LIGER_LOSS, IS_SEED_STACK, alerts_of, steps_of, trainer
 
 LIVE = [False, True] if HAS_LIGER_LOSS else [False]

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from driftscope.errors import UnsupportedTrainerError, UsageError
-from driftscope.hooks.attach import attach
 from driftscope.hooks.callback import DriftscopeCallback
+from driftscope.hooks.scope import attach
 from tests.hooks.runs import alerts_of, notes_of, steps_of, trainer
 
 # stage -> where its work is done
 STAGES = {
-    "capture": "driftscope.hooks.attach:Scope._keep_inputs",
+    "capture": "driftscope.hooks.scope:Scope._keep_inputs",
     "record": "driftscope.hooks.probe:Probe.analyse",
     "counts": "driftscope.hooks.probe:count_tokens",
     "config": "driftscope.hooks.adapters:spec_from_trainer",
@@ -36,7 +36,7 @@ STAGES = {
     "run_info": "driftscope.hooks.recorder:describe_run",
     "report": "driftscope.dashboards.report:render",
     "console": "driftscope.dashboards.console:ConsoleReporter.alert",
-    "window": "driftscope.hooks.attach:Scope.end_window",
+    "window": "driftscope.hooks.scope:Scope.end_window",
 }
 
 
@@ -77,9 +77,8 @@ def test_an_exception_in_a_stage(tmp_path: Any, stage: str, monkeypatch: pytest.
 
 def test_the_other_stages_go_on(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     break_it(monkeypatch, STAGES["liger"])
-    with trainer(tmp_path) as made:
-        with attach(made, tmp_path / "run", spectrum_every=1, console=False):
-            made.train()
+    with trainer(tmp_path) as made, attach(made, tmp_path / "run", spectrum_every=1, console=False):
+        made.train()
     for record in steps_of(tmp_path / "run"):
         assert record.paths["reference"].coef_error < 1e-5
         assert "liger" in record.unavailable
@@ -164,9 +163,12 @@ def test_a_trainer_whose_internals_were_renamed(tmp_path: Any, monkeypatch: pyte
 
 
 def test_attached_twice(tmp_path: Any) -> None:
-    with trainer(tmp_path) as made, attach(made, tmp_path / "run", console=False):
-        with pytest.raises(UsageError, match="already"):
-            attach(made, tmp_path / "run")
+    with (
+        trainer(tmp_path) as made,
+        attach(made, tmp_path / "run", console=False),
+        pytest.raises(UsageError, match="already"),
+    ):
+        attach(made, tmp_path / "run")
 
 
 @pytest.mark.parametrize(
@@ -185,3 +187,27 @@ def test_stop_on_divergence(tmp_path: Any) -> None:
             made.train()
         assert made.state.global_step == 1
     assert any(a.severity == "critical" for a in alerts_of(tmp_path / "run"))
+
+
+def test_a_second_run_starts_with_empty_records(tmp_path: Any) -> None:
+    for _ in range(2):
+        with trainer(tmp_path, max_steps=1) as made, attach(made, tmp_path / "run", spectrum_every=1, console=False):
+            made.train()
+    assert [r.step for r in steps_of(tmp_path / "run")] == [1, 1]  # two micro-batches of one run
+    assert len(list((tmp_path / "run").glob("records.*.jsonl"))) == 1
+
+
+def test_a_resumed_run_goes_on_in_its_records(tmp_path: Any) -> None:
+    from driftscope.journal import read_run
+
+    saved = {"save_strategy": "steps", "save_steps": 1}
+    with trainer(tmp_path, max_steps=1, **saved) as made, attach(made, tmp_path / "run", console=False):
+        made.train()
+    first = read_run(tmp_path / "run").info.run_id
+    with (
+        trainer(tmp_path, max_steps=2, **saved) as made,
+        attach(made, tmp_path / "run", spectrum_every=1, console=False),
+    ):
+        made.train(resume_from_checkpoint=str(tmp_path / "trainer" / "checkpoint-1"))
+    assert [r.step for r in steps_of(tmp_path / "run")] == [1, 1, 2, 2]
+    assert read_run(tmp_path / "run").info.run_id == first

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from driftscope.hooks.attach import attach
 from driftscope.hooks.head import causal_lm, measure_transform, model_head, raw_head
+from driftscope.hooks.scope import attach
 from driftscope.hooks.tiny import tiny_model
 from tests.hooks.runs import HAS_LIGER_LOSS, alerts_of, steps_of, trainer
 

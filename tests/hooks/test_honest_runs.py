@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from driftscope.cli import main
-from driftscope.hooks.attach import attach
+from driftscope.hooks.scope import attach
 from driftscope.journal import read_run
 from driftscope.verdict import judge
 from tests.hooks.runs import HAS_LIGER_LOSS, alerts_of, notes_of, steps_of, trainer

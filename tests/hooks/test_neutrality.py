@@ -7,15 +7,17 @@ from typing import Any
 import pytest
 import torch
 
-from driftscope.hooks.attach import attach
 from driftscope.hooks.callback import DriftscopeCallback
+from driftscope.hooks.scope import attach
 from tests.hooks.runs import HAS_LIGER_LOSS, steps_of, trainer
 
 DROPOUT = {"attention_dropout": 0.2}
 LIVE = [False, True] if HAS_LIGER_LOSS else [False]
 
 
-def weights_after(tmp_path: Any, how: str, liger: bool, **overrides: Any) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def weights_after(
+    tmp_path: Any, how: str, liger: bool, **overrides: Any
+) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     run_dir = tmp_path / how / "run"
     settings = {"spectrum_every": 1, "deep_every": 3, "console": False, "report": False}
     callbacks = [DriftscopeCallback(run_dir, **settings)] if how == "callback" else None

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import torch
 
-from driftscope.hooks.attach import attach
 from driftscope.hooks.environment import ToolEnvironmentTrainer
+from driftscope.hooks.scope import attach
 from tests.hooks.runs import HAS_LIGER_LOSS, alerts_of, even_lengths, steps_of, trainer
 
 pytestmark = pytest.mark.skipif(not HAS_LIGER_LOSS, reason="this TRL has no Liger loss to differ from its own")
@@ -72,9 +72,7 @@ def norm(c: torch.Tensor, uu: torch.Tensor) -> float:
 
 @pytest.mark.parametrize("mode", ["token_truncate", "sequence_truncate"])
 def test_is_correction(tmp_path: Any, mode: str) -> None:
-    with trainer(
-        tmp_path, liger=True, top_p=0.8, vllm_importance_sampling_mode=mode, max_completion_length=8
-    ) as made:
+    with trainer(tmp_path, liger=True, top_p=0.8, vllm_importance_sampling_mode=mode, max_completion_length=8) as made:
         even_lengths(made)
         witness = Witness(made)
         records = run(made, tmp_path / "run")

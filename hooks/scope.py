@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from driftscope.config import DriftscopeConfig
-from driftscope.errors import RunDirectoryError, UsageError
+from driftscope.errors import UsageError
 from driftscope.hooks import adapters
 from driftscope.hooks.callback import DriftscopeCallback
 from driftscope.hooks.capture import Capture, MicroBatch
@@ -210,6 +210,3 @@ def open_scope(trainer: Any, config: DriftscopeConfig) -> Scope:
     adapters.require_grpo(trainer)
     causal_lm(trainer.model)
     return Scope(trainer, config)
-
-
-__all__ = ["RunDirectoryError", "Scope", "attach", "open_scope"]
