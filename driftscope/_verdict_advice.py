@@ -19,7 +19,6 @@ CAUSE_RULES = {
     "logit_transform": "DS107",
     "head_adapter": "DS108",
     "extra_terms": "DS109",
-    "accumulation_dtype": "DS113",
 }
 GAP_RULES = ("DS101", *dict.fromkeys(CAUSE_RULES.values()))
 FALLBACK_ORDER = ("DS203", "DS110", "DS402", "DS901")

@@ -45,7 +45,7 @@ class DriftscopeConfig:
     report: bool = True
     """Write report.html when the training ends."""
 
-    workspace_bytes: int = 256 * 2**20
+    workspace_bytes: int = 512 * 2**20
     """Upper bound of the logits tile of a probe, bytes."""
 
     kept_mass_tokens: int = 512

@@ -13,6 +13,7 @@ from torch import Tensor
 from driftscope.records import Cause, IsRatio, RatioStats
 from driftscope.spec import LossSpec
 
+SORTED_ROWS = 32
 QUANTILES = (0.01, 0.05, 0.25, 0.5, 0.75, 0.95, 0.99)
 _MAX_QUANTILE_ITEMS = 1_000_000  # torch.quantile refuses more than 2^24 elements
 
@@ -83,6 +84,9 @@ def kept_mass(log_p: Tensor, *, top_p: float = 1.0, top_k: int = 0, min_p: float
     min_p drops tokens under ``min_p`` times the largest probability, top_k keeps the k largest, top_p keeps the
     smallest set of the rest whose renormalised mass reaches ``top_p`` (vLLM's order).
     """
+    if log_p.shape[0] > SORTED_ROWS:  # the sorted copies of a few rows at a time
+        parts = [kept_mass(part, top_p=top_p, top_k=top_k, min_p=min_p) for part in log_p.split(SORTED_ROWS)]
+        return torch.cat(parts)
     p = log_p.double().exp().sort(-1, descending=True).values
     keep = torch.ones_like(p, dtype=torch.bool)
     if min_p > 0:

@@ -83,7 +83,10 @@ def rng_kept(device: torch.device) -> Iterator[None]:
 
 
 class Capture:
-    """Hooks on a backbone. ``current`` is the micro-batch being captured, or ``None``: then the hooks do nothing."""
+    """Hooks on a backbone. ``current`` is the micro-batch being captured.
+
+    Where it is ``None``, or of the light tier, the hooks do nothing.
+    """
 
     def __init__(self, backbone: nn.Module, device: torch.device) -> None:
         self.current: MicroBatch | None = None
@@ -100,7 +103,7 @@ class Capture:
 
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch = self.current
-        if batch is None or batch.inputs is None or not torch.is_grad_enabled():
+        if batch is None or batch.tier == "light" or batch.inputs is None or not torch.is_grad_enabled():
             return
         call = BackboneCall()
         if batch.tier == "deep":

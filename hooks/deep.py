@@ -35,9 +35,6 @@ class DeepWindow:
         temperature: float,
     ) -> None:
         """Add one micro-batch of the live path and of its counterpart."""
-        why = adapters.sharded(self.trainer)
-        if why is not None:
-            raise RuntimeError(f"full-parameter norms need whole gradients in one process: {why}")
         assert batch.inputs is not None
         targets_BT, rows_BT = batch.inputs["completion_ids"], passed.scene.rows_BT
         for name, path in comparison.coefs.items():

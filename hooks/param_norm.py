@@ -8,7 +8,6 @@ states are restored.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -48,7 +47,8 @@ class WindowGradient:
 
     def norm(self) -> float:
         """L2 norm over all parameters, accumulated in float64."""
-        return math.sqrt(sum(float(g.double().square().sum()) for g in self.grads.values()))
+        norms = [torch.linalg.vector_norm(g, dtype=torch.float64) for g in self.grads.values()]
+        return float(torch.stack([n.cpu() for n in norms]).norm()) if norms else 0.0
 
 
 @contextmanager

@@ -37,6 +37,9 @@ from driftscope.spec import LossSpec
 from driftscope.spectrum import Head, Spectrum, measure, solve, tile_rows
 
 
+FINITE_INPUTS = ("advantages", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps")
+
+
 @dataclass(frozen=True)
 class HeadPass:
     """The measured side of one micro-batch."""
@@ -182,7 +185,11 @@ class Probe:
         if record.tier == "deep":
             if self.liger is not None and paths.liger is not None:
                 run("fused_call", self._fused_call, inputs, passed, paths.liger, record)
-            run("param_norm", self.deep.add, batch, passed, paths, comparison, self.heads, spec.temperature)
+            why = adapters.sharded(self.trainer)
+            if why is not None:
+                record.unavailable["param_norm"] = f"full-parameter norms need whole gradients in one process: {why}"
+            else:
+                run("param_norm", self.deep.add, batch, passed, paths, comparison, self.heads, spec.temperature)
 
     def _reference(self, batch: MicroBatch, tokens: TokenBatch) -> Coefficients:
         assert batch.inputs is not None
@@ -244,15 +251,18 @@ class Probe:
 def count_tokens(inputs: adapters.Inputs, record: StepRecord) -> None:
     """Trained tokens, completion tokens and the share of zero advantages; one copy to the host."""
     mask, advantages = adapters.policy_mask(inputs), inputs["advantages"].double()
+    checked = [n for n in FINITE_INPUTS if inputs.get(n) is not None]
     row = torch.stack(
-        [mask.sum().double(), inputs["completion_mask"].sum().double(), (advantages == 0).double().mean()]
+        [
+            mask.sum().double(),
+            inputs["completion_mask"].sum().double(),
+            (advantages == 0).double().mean(),
+            *(torch.isfinite(inputs[n]).all().double() for n in checked),
+        ]
     )
-    tokens, completion, zero = row.tolist()
+    tokens, completion, zero, *finite = row.tolist()
     record.tokens, record.completion_tokens, record.zero_advantage_share = int(tokens), int(completion), zero
-    for name in ("advantages", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps"):
-        value = inputs.get(name)
-        if value is not None and not bool(torch.isfinite(value).all()):
-            record.nonfinite.append(f"inputs.{name}")
+    record.nonfinite += [f"inputs.{n}" for n, good in zip(checked, finite, strict=True) if not good]
 
 
 def _zeros(like_BT: Tensor, dtype_of: Tensor) -> Tensor:

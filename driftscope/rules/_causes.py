@@ -1,4 +1,4 @@
-"""How a cause of the gap becomes a finding: the part that the rules DS102 to DS108 and DS113 share."""
+"""How a cause of the gap becomes a finding: the part that the rules DS102 to DS108 share."""
 
 from __future__ import annotations
 
