@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from driftscope.dashboards.figures.causes import CauseSummary
 from driftscope.dashboards.figures.ratio_time import ratio_value
 from driftscope.dashboards.series import middle, path_value, paths_in
-from driftscope.dashboards.wording import UNAVAILABLE, clean, factor, number, path_label, percent
+from driftscope.dashboards.wording import PATH_ORDER, UNAVAILABLE, clean, factor, number, path_label, percent
 from driftscope.records import RatioStats, StepRecord
 
 WINDOWS = 3
@@ -49,6 +49,39 @@ def path_table(steps: Sequence[StepRecord]) -> Table | None:
         "Coefficient error against the oracle", "How it is known",
     ]  # fmt: skip
     return Table("The loss paths side by side: medians over all micro-batches", columns, rows, set(range(1, 7)))
+
+
+def cost_table(steps: Sequence[StepRecord]) -> Table | None:
+    """What each path's head and loss cost on the run's own batches, and whether the path is right."""
+    deep = [s for s in steps if s.profile]
+    rows = []
+    for path in (p for p in PATH_ORDER if any(p in s.profile for s in deep)):
+        costs = [s.profile[path] for s in deep if path in s.profile]
+        times = sorted(c.time_ms for c in costs if c.time_ms is not None)
+        peaks = [c.peak_bytes for c in costs if c.peak_bytes is not None]
+        error = middle(steps, path_value(path, "coef_error"))
+        trains = any(s.live == path for s in deep)
+        rows.append(
+            [
+                path_label(path) + (", trains" if trains else ""),
+                number(times[len(times) // 2]) if times else UNAVAILABLE,
+                f"{max(peaks) / 2**30:.2f} GiB" if peaks else UNAVAILABLE,
+                number(error),
+                UNAVAILABLE if error is None else "yes" if error <= _right_within(steps) else "no",
+                clean(next((c.note for c in costs if c.note), "")),
+            ]
+        )
+    if not rows:
+        return None
+    caption = "What each path costs, and whether it is right: head, loss and their backward on the run's own batches"
+    columns = ["Path", "Time, ms (median)", "Peak memory", "Error against the oracle", "Right", "Note"]
+    return Table(caption, columns, rows, {1, 2, 3})
+
+
+def _right_within(steps: Sequence[StepRecord]) -> float:
+    """The relative error that rounding alone may make in this run: four times the measured noise floor."""
+    floors = [s.gap.noise_floor for s in steps if s.gap is not None and s.gap.noise_floor is not None]
+    return max(1e-4, 4 * max(floors, default=0.0))
 
 
 def cause_table(rows: Sequence[CauseSummary]) -> Table | None:

@@ -74,6 +74,7 @@ def build(run: Run, verdict: Verdict) -> dict[str, Any]:
         "tiles": tiles(steps),
         "panels": panels(steps, settings),
         "path_table": tables.path_table(steps),
+        "cost_table": tables.cost_table(steps),
         "cause_table": tables.cause_table(figures.summarize_causes(steps)),
         "ratio_table": tables.ratio_table(steps),
         "ratio_causes_table": tables.ratio_causes_table(steps),

@@ -20,6 +20,10 @@ class DriftscopeConfig:
     run_dir: str | Path = "runs/driftscope"
     """Where run.json, records.jsonl and report.html go; created if missing, appended to if it holds the same run."""
 
+    mode: Literal["watch", "correct"] = "watch"
+    """``watch`` changes nothing in the run. ``correct`` trains with TRL's own algebra on log-probs from Driftscope's
+    fused linear head, whatever ``use_liger_kernel`` says: the memory of a fused path, the result of the reference."""
+
     spectrum_every: int = 10
     """Measure coefficients, shadow paths and causes on every n-th optimizer step, the first included; 0 is never."""
 
@@ -63,6 +67,8 @@ class DriftscopeConfig:
                 f"gap_warning={self.gap_warning!r} and gap_critical={self.gap_critical!r} are ratios of gradient "
                 "norms; use 1 < gap_warning <= gap_critical."
             )
+        if self.mode not in ("watch", "correct"):
+            raise UsageError(f"mode={self.mode!r} is not known; use 'watch' or 'correct'.")
         if self.on_divergence not in ("warn", "stop"):
             raise UsageError(f"on_divergence={self.on_divergence!r} is not known; use 'warn' or 'stop'.")
         if self.workspace_bytes <= 0:

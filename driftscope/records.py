@@ -56,6 +56,14 @@ class PathRecord(_Model):
     note: str | None = Field(None, description="why a value is unavailable")
 
 
+class PathCost(_Model):
+    """What one path's head, loss and their backward cost on the user's own micro-batch, without the trunk."""
+
+    time_ms: float | None = None
+    peak_bytes: int | None = Field(None, description="device memory beyond what was allocated before; GPU only")
+    note: str | None = Field(None, description="why a value is unavailable")
+
+
 class Gap(_Model):
     """Candidate against reference on one micro-batch; ratios are candidate / reference."""
 
@@ -156,6 +164,7 @@ class StepRecord(_Model):
     completion_tokens: int | None = Field(None, description="unmasked completion tokens, tool results included")
     zero_advantage_share: float | None = None
     head: dict[str, Any] = Field(default_factory=dict, description="the head's measured transform")
+    profile: dict[str, PathCost] = Field(default_factory=dict, description="cost of each path; deep steps only")
     scatter: list[CoefPoint] = Field(default_factory=list)
     nonfinite: list[str] = Field(default_factory=list, description="names of values that were NaN or infinite")
     unavailable: dict[str, str] = Field(default_factory=dict, description="signal -> why it could not be had")

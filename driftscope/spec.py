@@ -19,8 +19,8 @@ Normalizer = Literal[
     "sequence",  # mean over sequences of the per-sequence token mean (grpo, sapo)
     "micro_batch",  # trained tokens of this micro-batch (bnpo; Liger's dapo and cispo)
     "max_length",  # B * max_completion_length (dr_grpo)
-    "generation_batch",  # num_items_in_batch / num_processes, no accumulation divisor (dapo, cispo until TRL 1.8)
-    "generation_batch_rescaled",  # the same times accumulation_steps / steps_per_generation (TRL 1.9 on)
+    "generation_batch",  # num_items_in_batch / num_processes, no accumulation divisor (dapo, cispo until TRL 1.9)
+    "generation_batch_rescaled",  # the same times accumulation_steps / steps_per_generation (TRL 1.10 on)
     "sequence_sum",  # mean over sequences of the per-sequence token sum (luspo, TRL 1.16)
     "length_weighted",  # mean over (B, T or 1) of token loss times the sequence's length (luspo, Liger, older TRL)
 ]

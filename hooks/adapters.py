@@ -17,6 +17,7 @@ from driftscope.errors import UnsupportedTrainerError
 from driftscope.spec import LossSpec
 
 NEEDED = ("_compute_loss", "_get_per_token_logps_and_entropies", "compute_loss", "training_step", "accelerator")
+LIGER_LOSS = ("liger_grpo_loss", "liger_loss")  # the trainer's Liger loss module: until TRL 1.7, and 1.8 to 1.13
 Inputs = Mapping[str, Any]
 
 
@@ -142,15 +143,15 @@ def has_liger_loss(trainer: Any) -> bool:
     return hasattr(type(trainer), "compute_liger_loss")
 
 
-def live_path(trainer: Any) -> str:
-    """The path that trains: ``liger`` or ``reference``."""
+def own_path(trainer: Any) -> str:
+    """The path that the trainer's own settings choose: ``liger`` or ``reference``."""
     return "liger" if has_liger_loss(trainer) and getattr(trainer, "use_liger_kernel", False) else "reference"
 
 
-def live_head(trainer: Any) -> str:
+def live_head(trainer: Any, live: str) -> str:
     """``fused`` where the live path never holds the logits, else ``full``."""
     fused = hasattr(sys.modules.get("trl.trainer.utils"), "add_fused_lm_head") and not has_liger_loss(trainer)
-    return "fused" if fused or live_path(trainer) == "liger" else "full"
+    return "fused" if fused or live != "reference" else "full"
 
 
 def liger_settings(trainer: Any) -> dict[str, Any]:

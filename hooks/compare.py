@@ -103,7 +103,7 @@ class Comparison:
 
     def _path(self, name: str, found: Identified | None, record: StepRecord) -> None:
         out = record.paths.setdefault(name, PathRecord())
-        made = {"reference": self.paths.reference, "liger": self.paths.liger, "oracle": self.paths.oracle}[name]
+        made = {"reference": self.paths.reference, "liger": self.paths.liger, "oracle": self.paths.oracle}.get(name)
         if name == self.paths.live:
             out.source = "measured"
         else:

@@ -74,19 +74,28 @@ def _eval_head(inner: Any) -> Iterator[None]:
             module.training = True
 
 
-def model_head(inner: Any, autocast: Callable[[], Any]) -> Head:
-    """(n, D) hidden states -> (n, V) logits by the model's own forward, its backbone answering the hidden states."""
+@contextmanager
+def backbone_answers(inner: Any, hidden: Tensor) -> Iterator[None]:
+    """Inside, the model's backbone answers ``hidden`` (B, L, D), whatever it is asked."""
     name = backbone_name(inner)
+    backbone = inner._modules[name]
+    inner._modules[name] = _Answer(backbone, hidden)
+    try:
+        yield
+    finally:
+        inner._modules[name] = backbone
+
+
+def model_head(inner: Any, autocast: Callable[[], Any], forward: Callable[..., Any] | None = None) -> Head:
+    """(n, D) hidden states -> (n, V) logits by the model's own forward, its backbone answering the hidden states.
+
+    ``forward``: which forward, where the instance's own is replaced at the moment.
+    """
 
     def head(hidden_ND: Tensor) -> Tensor:
         ids = torch.zeros((1, hidden_ND.shape[0]), dtype=torch.long, device=hidden_ND.device)
-        with autocast(), _eval_head(inner):
-            backbone = inner._modules[name]
-            inner._modules[name] = _Answer(backbone, hidden_ND[None])
-            try:
-                logits: Tensor = inner.forward(input_ids=ids, use_cache=False).logits[0]
-            finally:
-                inner._modules[name] = backbone
+        with autocast(), _eval_head(inner), backbone_answers(inner, hidden_ND[None]):
+            logits: Tensor = (forward or inner.forward)(input_ids=ids, use_cache=False).logits[0]
         return logits
 
     return head
@@ -111,6 +120,7 @@ class HeadTransform:
     scale: float = 1.0
     adapter: bool = False
     other: bool = False
+    joined: bool = True  # softcap and scale alone turn the raw logits into the model's
     difference: float = 0.0  # |measured - raw| / |measured|
 
     @property
@@ -142,14 +152,18 @@ def measure_transform(inner: Any, measured: Head, raw: Head, hidden_ND: Tensor, 
     config = inner.config.get_text_config() if hasattr(inner.config, "get_text_config") else inner.config
     softcap = getattr(config, "final_logit_softcapping", None)
     adapter = _has_adapter(inner)
-    slope, explained = 1.0, False
-    for slope in (1.0, _slope(logits, plain, softcap)):
-        joined = softcap * torch.tanh(slope * plain / softcap) if softcap else slope * plain
-        explained = float((logits - joined).norm()) / size <= 4 * tolerance
-        if explained:
-            break
-    scale = slope if explained and abs(slope - 1.0) > tolerance else 1.0
-    return HeadTransform(softcap, scale, adapter, not explained and not adapter, difference)
+    for scale in (1.0, *_configured_scales(config), _slope(logits, plain, softcap)):
+        made = softcap * torch.tanh(scale * plain / softcap) if softcap else scale * plain
+        if float((logits - made).norm()) / size <= 4 * tolerance:
+            return HeadTransform(softcap, scale, adapter, difference=difference)
+    return HeadTransform(softcap, 1.0, adapter, other=not adapter, joined=False, difference=difference)
+
+
+def _configured_scales(config: Any) -> list[float]:
+    """Factors on the logits that a model's configuration may name (Cohere, Granite, Falcon-H1 and others)."""
+    names = ("logit_scale", "output_multiplier", "lm_head_multiplier", "logits_scaling")
+    found = [float(value) for name in names if (value := getattr(config, name, None))]
+    return [*found, *(1.0 / value for value in found)]
 
 
 def _slope(logits: Tensor, plain: Tensor, softcap: float | None) -> float:

@@ -129,8 +129,11 @@ class Recorder:
             self.console.finished(judge(read_run(run_dir)).headline, run_dir)
 
     def close(self) -> None:
-        """Close the journal."""
+        """Close the journal. A run whose training has not come to its end is on record as failed."""
         if self.journal is not None:
+            if self.info is not None and self.info.status == "running":
+                self.info.finished, self.info.status = time.time(), "failed"
+                self._write_info()
             self.journal.close()
             self.journal = None
 

@@ -58,8 +58,11 @@ class Scope:
         self._micro_step = 0
         self._step = 0
         self._grad_norm: Any = None
+        self._carried_ms = 0.0  # what the end of the last window cost
         self._originals: dict[str, Any] = {}
-        self._undo: list[tuple[Any, str, Any]] = []
+        self._undo: list[tuple[Any, str, Any, Any]] = []
+        if config.mode == "correct":
+            self._correct()  # what the user asked for either works or is refused
         self.guard.run("attach", self._install)
 
     # -- what is put in place, and taken away -------------------------------------------------------------------
@@ -73,10 +76,18 @@ class Scope:
         self._replace(trainer, "compute_loss", self._compute_loss)
         self._replace(trainer.accelerator, "clip_grad_norm_", self._clip_grad_norm)
 
+    def _correct(self) -> None:
+        """Train with the corrected loss: log-probs from the fused head, TRL's own algebra on them."""
+        from driftscope.hooks.correct import CorrectedLoss
+
+        corrected = CorrectedLoss(self.trainer)
+        self._replace(self.trainer, "_get_per_token_logps_and_entropies", corrected.logps)
+        self._replace(self.trainer, "compute_loss", corrected.loss)
+
     def _replace(self, owner: Any, name: str, wrapper: Any) -> None:
         """Put a wrapper over a method on the instance alone."""
         self._originals[name] = getattr(owner, name)
-        self._undo.append((owner, name, owner.__dict__.get(name, _ABSENT)))
+        self._undo.append((owner, name, owner.__dict__.get(name, _ABSENT), wrapper))
         setattr(owner, name, wrapper)
 
     def detach(self) -> None:
@@ -85,8 +96,8 @@ class Scope:
         if self._capture is not None:
             self._capture.remove()
             self._capture = None
-        for owner, name, before in reversed(self._undo):
-            if getattr(owner.__dict__.get(name), "__self__", None) is not self:
+        for owner, name, before, put in reversed(self._undo):
+            if owner.__dict__.get(name) is not put:
                 continue  # somebody has wrapped it since
             if before is _ABSENT:
                 del owner.__dict__[name]
@@ -118,7 +129,8 @@ class Scope:
         if batch is not None:
             record = self.guard.run("record", self._analyse, batch, (ended - started) * 1e3)
             if record is not None:
-                record.overhead_ms = (time.perf_counter() - ended + started - begun) * 1e3
+                record.overhead_ms = (time.perf_counter() - ended + started - begun) * 1e3 + self._carried_ms
+                self._carried_ms = 0.0
         self._micro_step += 1
         return loss
 
@@ -162,7 +174,7 @@ class Scope:
             rank=self.trainer.accelerator.process_index,
             tier=batch.tier,
             live=self.probe.live,
-            live_head=adapters.live_head(self.trainer),
+            live_head=adapters.live_head(self.trainer, self.probe.live),
             step_ms=step_ms,
         )
         self._window.append(record)
@@ -179,6 +191,7 @@ class Scope:
 
     def end_window(self, control: Any) -> None:
         """The optimizer has stepped: complete the window's records, write them, judge them."""
+        begun = time.perf_counter()
         window, self._window = self._window, []
         if not window:
             return
@@ -192,6 +205,7 @@ class Scope:
         alerts = self.guard.run("records", self.recorder.write, window, self.guard) or []
         if self.config.on_divergence == "stop" and any(a.severity == "critical" for a in alerts):
             control.should_training_stop = True
+        self._carried_ms += (time.perf_counter() - begun) * 1e3
 
     def begin_run(self) -> None:
         """Training starts."""

@@ -25,6 +25,12 @@ def reference_algebra(
     """
     logps = logps_BT.detach().clone().requires_grad_(True)
     entropies = entropies_BT.detach().clone().requires_grad_(bonus != 0.0)
+    loss = trl_loss(trainer, inputs, logps, entropies, bonus=bonus)
+    return _differentiate(loss, logps, entropies if bonus != 0.0 else None)
+
+
+def trl_loss(trainer: Any, inputs: adapters.Inputs, logps: Tensor, entropies: Tensor, *, bonus: float) -> Tensor:
+    """TRL's own loss of given log-probs and entropies (B, T), differentiable by both."""
     answers: dict[str, Any] = {"aux_loss_enabled": False}
     if hasattr(trainer, "_entropy_bonus_enabled"):
         answers.update(entropy_coef=bonus, use_adaptive_entropy=False, _entropy_bonus_enabled=bonus != 0.0)
@@ -35,11 +41,11 @@ def reference_algebra(
         )
         try:
             with torch.enable_grad():
-                loss = twin._compute_loss(trainer.model, dict(inputs))
+                loss: Tensor = twin._compute_loss(trainer.model, dict(inputs))
         except ValueError as error:  # the wrong number of values to unpack
             last = error
             continue
-        return _differentiate(loss, logps, entropies if bonus != 0.0 else None)
+        return loss
     raise last or RuntimeError("TRL's loss gave no answer")
 
 
@@ -49,7 +55,7 @@ class LigerPath:
     def __init__(self, trainer: Any, inner: Any) -> None:
         self.trainer = trainer
         self.inner = inner
-        module = getattr(trainer, "liger_grpo_loss", None)
+        module = next((m for name in adapters.LIGER_LOSS if (m := getattr(trainer, name, None)) is not None), None)
         self.module = liger.uncompiled(module) if module is not None else liger.build_loss(self._settings())
 
     def _settings(self) -> dict[str, Any]:
@@ -76,9 +82,8 @@ class LigerPath:
     def _call(self, loss_module: Any, inputs: adapters.Inputs, hidden_BTD: Tensor) -> Tensor:
         trainer = self.trainer
         if adapters.has_liger_loss(trainer):
-            twin = adapters.stand_in(
-                trainer, liger_grpo_loss=loss_module, _get_last_hidden_state=lambda *_, **__: hidden_BTD
-            )
+            names = dict.fromkeys(adapters.LIGER_LOSS, loss_module)
+            twin = adapters.stand_in(trainer, _get_last_hidden_state=lambda *_, **__: hidden_BTD, **names)
             loss: Tensor = twin.compute_liger_loss(self.inner, dict(inputs))
             return loss
         return self._call_directly(loss_module, inputs, hidden_BTD)

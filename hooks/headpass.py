@@ -1,0 +1,138 @@
+"""The head pass: one look at the head's output for a captured micro-batch, shared by all paths.
+
+Shapes: B sequences, T completion tokens, N rows of the head pass, D hidden size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from driftscope import is_ratio
+from driftscope.attribute import Scene
+from driftscope.batch import Coefficients, TokenBatch
+from driftscope.config import DriftscopeConfig
+from driftscope.hooks import adapters
+from driftscope.hooks.capture import MicroBatch
+from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, measure_transform, model_head, raw_head
+from driftscope.records import StepRecord
+from driftscope.spec import LossSpec
+from driftscope.spectrum import Head, Spectrum, measure, tile_rows
+
+
+@dataclass(frozen=True)
+class HeadPass:
+    """The measured side of one micro-batch."""
+
+    scene: Scene
+    hidden_BTD: Tensor
+    grad_BTD: Tensor  # unscaled
+    kept_N: Tensor | None
+    dtype: torch.dtype
+
+
+class Heads:
+    """The model's head as its own forward has it, and as ``lm_head.weight`` alone."""
+
+    def __init__(self, trainer: Any, inner: Any, config: DriftscopeConfig) -> None:
+        self.trainer, self.inner, self.config = trainer, inner, config
+        self.transform: HeadTransform | None = None
+        self.views: dict[str, Head] = {
+            MODEL_HEAD: model_head(inner, lambda: adapters.autocast(trainer)),
+            RAW_HEAD: raw_head(inner, lambda: adapters.autocast(trainer)),
+        }
+
+    def rows(self) -> int:
+        """Tokens of one logits tile within the workspace budget."""
+        return tile_rows(self.inner.get_output_embeddings().weight.shape[0], self.config.workspace_bytes)
+
+    def take(self, batch: MicroBatch, spec: LossSpec, record: StepRecord) -> HeadPass | None:
+        """The head pass of a captured micro-batch, or ``None`` with the reason on record."""
+        captured, inputs = batch.completion(), batch.inputs
+        if captured is None or inputs is None:
+            record.unavailable["head"] = "no hidden gradient reached the backbone's output in this micro-batch"
+            return None
+        hidden_BTD, grad_BTD = captured
+        grad_BTD = grad_BTD.float() / adapters.loss_scale(self.trainer)
+        rows_BT = inputs["completion_mask"].bool() | (grad_BTD != 0).any(-1)
+        if not bool(rows_BT.any()):
+            record.unavailable["head"] = "the batch trains on no token"
+            return None
+        hidden_ND, targets_N = hidden_BTD[rows_BT], inputs["completion_ids"][rows_BT]
+        dtype = adapters.compute_dtype(self.trainer, hidden_BTD)
+        if self.transform is None:
+            self.transform = measure_transform(
+                self.inner, self.views[MODEL_HEAD], self.views[RAW_HEAD], hidden_ND, dtype
+            )
+        record.head = self.transform.as_dict()
+        heads = {k: h for k, h in self.views.items() if k == MODEL_HEAD or not self.transform.plain}
+        kept, chosen = self._kept(rows_BT, adapters.policy_mask(inputs).bool())
+        spectrum = measure(
+            heads,
+            hidden_ND,
+            targets_N,
+            grad_BTD[rows_BT],
+            temperature=spec.temperature,
+            rows=self.rows(),
+            entropy=spec.entropy_coef != 0.0,
+            kept=kept,
+            kept_rows=chosen,
+        )
+        scene = Scene(batches=self._batches(spectrum, rows_BT, inputs), spectrum=spectrum, rows_BT=rows_BT)
+        return HeadPass(scene, hidden_BTD, grad_BTD, spectrum.kept_mass_N, dtype)
+
+    def _kept(self, rows_BT: Tensor, policy_BT: Tensor) -> tuple[Any, Tensor | None]:
+        """The kept-mass function of the configured sampling, and the rows it is computed on."""
+        t = self.trainer
+        top_p, top_k, min_p = float(t.top_p), int(t.top_k or 0), float(t.min_p or 0.0)
+        limit = self.config.kept_mass_tokens
+        if (top_p >= 1.0 and top_k <= 0 and min_p <= 0.0) or limit == 0:
+            return None, None
+        policy_N = policy_BT[rows_BT]
+        order = policy_N.cumsum(0) - 1
+        stride = max(1, -(-int(policy_N.sum()) // limit))
+        return (
+            lambda log_p: is_ratio.kept_mass(log_p, top_p=top_p, top_k=top_k, min_p=min_p),
+            policy_N & (order % stride == 0),
+        )
+
+    def _batches(self, spectrum: Spectrum, rows_BT: Tensor, inputs: adapters.Inputs) -> dict[str, TokenBatch]:
+        old = inputs.get("old_per_token_logps")
+        out = {}
+        for name, view in spectrum.views.items():
+            logps_BT = old.to(view.logps_N.dtype).clone() if old is not None else _zeros(rows_BT, view.logps_N)
+            logps_BT[rows_BT] = view.logps_N
+            entropies_BT = _zeros(rows_BT, view.entropies_N)
+            entropies_BT[rows_BT] = view.entropies_N
+            out[name] = adapters.batch_from_inputs(inputs, logps_BT, entropies_BT)
+        return out
+
+    def error(
+        self, passed: HeadPass, inputs: adapters.Inputs, grad_BTD: Tensor, head: str, wanted: Coefficients
+    ) -> float | None:
+        """Relative difference of a hidden gradient from the one that coefficients make in a head's directions."""
+        rows = passed.scene.rows_BT
+        e_N = wanted.entropies_BT[rows].double() if wanted.entropies_BT is not None else None
+        spectrum = measure(
+            {head: self.views[head]},
+            passed.hidden_BTD[rows],
+            inputs["completion_ids"][rows],
+            grad_BTD[rows],
+            temperature=float(self.trainer.temperature),
+            rows=self.rows(),
+            entropy=e_N is not None,
+        )
+        c_N, view = wanted.logps_BT[rows].double(), spectrum.views[head]
+        size = spectrum.squared_N(head, c_N, e_N)
+        left = spectrum.gg_N - 2 * c_N * view.gu_N + size
+        if e_N is not None and view.gw_N is not None:
+            left = left - 2 * e_N * view.gw_N
+        total = float(size.sum())
+        return float((left.clamp(min=0).sum() / total).sqrt()) if total > 0 else None
+
+
+def _zeros(like_BT: Tensor, dtype_of: Tensor) -> Tensor:
+    return torch.zeros(like_BT.shape, dtype=dtype_of.dtype, device=dtype_of.device)
