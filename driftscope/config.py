@@ -24,10 +24,10 @@ class DriftscopeConfig:
     """``watch`` changes nothing in the run. ``correct`` trains with TRL's own algebra on log-probs from Driftscope's
     fused linear head, whatever ``use_liger_kernel`` says: the memory of a fused path, the result of the reference."""
 
-    spectrum_every: int = 10
+    spectrum_every: int = 20
     """Measure coefficients, shadow paths and causes on every n-th optimizer step, the first included; 0 is never."""
 
-    deep_every: int = 100
+    deep_every: int = 1000
     """Add the real fused call and the full-parameter gradient norms on every n-th step, the first included; 0 is
     never. Costs about two further forward and backward passes of that step, and two copies of the gradient."""
 

@@ -15,7 +15,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-Head = Callable[[Tensor], Tensor]  # (n, D) hidden states -> (n, V) logits, before the temperature
+Logits = Callable[[Tensor], Tensor]  # (n, D) hidden states -> (n, V) logits, before the temperature
+FUSED_ROWS = 4096  # tokens at a time where no logits are held
+
+
+@dataclass(frozen=True)
+class Head:
+    """A head: its logits and, where there is one, a fused way to log-probs and entropies.
+
+    fused: (n, D) hidden states, (n,) targets -> (n,) log-probs and entropies, temperature applied, differentiable.
+    """
+
+    logits: Logits
+    fused: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] | None = None
 
 
 @dataclass(frozen=True)
@@ -85,7 +97,7 @@ def measure(
     kept: Callable[[Tensor], Tensor] | None = None,
     kept_rows: Tensor | None = None,
 ) -> Spectrum:
-    """One pass over the heads, in tiles of ``rows`` tokens.
+    """One pass over the heads, in tiles of ``rows`` tokens (of ``FUSED_ROWS`` where every head has a fused way).
 
     hidden_ND, targets_N, grad_ND: captured hidden states, sampled tokens and hidden gradient. ``entropy``: also the
     direction of the entropy. ``kept``: (n, V) log-probs -> (n,) kept mass, applied to the first head on ``kept_rows``
@@ -93,6 +105,10 @@ def measure(
     """
     names = list(heads)
     pieces: dict[str, list[Tensor]] = {}
+    if kept is not None:
+        pieces["kept"] = [_kept_mass(heads[names[0]].logits, kept, kept_rows, hidden_ND, temperature, rows)]
+    if all(head.fused is not None for head in heads.values()):
+        rows = FUSED_ROWS
 
     def put(key: str, value: Tensor) -> None:
         pieces.setdefault(key, []).append(value)
@@ -103,9 +119,7 @@ def measure(
         put("gg", (grad * grad).sum(-1))
         directions: dict[str, Tensor] = {}
         for name in names:
-            u, w, logps, entropies, log_p = _directions(
-                heads[name], hidden_ND[part], targets_N[part], temperature, entropy
-            )
+            u, w, logps, entropies = _directions(heads[name], hidden_ND[part], targets_N[part], temperature, entropy)
             put(f"{name}.logps", logps)
             put(f"{name}.entropies", entropies)
             put(f"{name}.uu", (u * u).sum(-1))
@@ -114,8 +128,6 @@ def measure(
                 put(f"{name}.uw", (u * w).sum(-1))
                 put(f"{name}.ww", (w * w).sum(-1))
                 put(f"{name}.gw", (grad * w).sum(-1))
-            if name == names[0] and kept is not None:
-                put("kept", _kept_on(kept, log_p, kept_rows[part] if kept_rows is not None else None))
             directions[name] = u
         for i, a in enumerate(names):
             for b in names[i + 1 :]:
@@ -147,23 +159,43 @@ def _residual(left_N: Tensor, gg_N: Tensor) -> float:
 
 def _directions(
     head: Head, hidden: Tensor, targets: Tensor, temperature: float, entropy: bool
-) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Tensor]:
+) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
     with torch.enable_grad():
         leaf = hidden.detach().requires_grad_(True)
-        logits = head(leaf).float() if hidden.dtype != torch.float64 else head(leaf)
-        log_p = torch.log_softmax(logits / temperature, dim=-1)
-        logps = log_p.gather(-1, targets[:, None]).squeeze(-1)
-        entropies = -(log_p.exp() * log_p).sum(-1)
+        logps, entropies = score(head, leaf, targets, temperature)
         (u,) = torch.autograd.grad(logps.sum(), leaf, retain_graph=entropy)
         w = torch.autograd.grad(entropies.sum(), leaf)[0].double() if entropy else None
-    return u.double(), w, logps.detach(), entropies.detach(), log_p.detach()
+    return u.double(), w, logps.detach(), entropies.detach()
 
 
-def _kept_on(kept: Callable[[Tensor], Tensor], log_p: Tensor, rows: Tensor | None) -> Tensor:
-    mass = log_p.new_full((log_p.shape[0],), float("nan"), dtype=torch.float64)
-    chosen = torch.ones_like(mass, dtype=torch.bool) if rows is None else rows
-    if bool(chosen.any()):
-        mass[chosen] = kept(log_p[chosen]).double()
+def score(head: Head, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Log-probs of the targets and entropies, (n,), differentiable by hidden and head."""
+    if head.fused is not None:
+        return head.fused(hidden, targets)
+    log_p = _log_probs(head.logits, hidden, temperature)
+    return log_p.gather(-1, targets[:, None]).squeeze(-1), -(log_p.exp() * log_p).sum(-1)
+
+
+def _log_probs(logits: Logits, hidden: Tensor, temperature: float) -> Tensor:
+    values = logits(hidden)
+    return torch.log_softmax((values if values.dtype == torch.float64 else values.float()) / temperature, dim=-1)
+
+
+@torch.no_grad()
+def _kept_mass(
+    logits: Logits,
+    kept: Callable[[Tensor], Tensor],
+    chosen_N: Tensor | None,
+    hidden_ND: Tensor,
+    temperature: float,
+    rows: int,
+) -> Tensor:
+    """Kept mass on the chosen rows, NaN elsewhere."""
+    mass = hidden_ND.new_full((hidden_ND.shape[0],), float("nan"), dtype=torch.float64)
+    chosen = torch.ones_like(mass, dtype=torch.bool) if chosen_N is None else chosen_N
+    parts = [kept(_log_probs(logits, part, temperature)).double() for part in hidden_ND[chosen].split(rows)]
+    if parts:
+        mass[chosen] = torch.cat(parts)
     return mass
 
 

@@ -17,7 +17,7 @@ from driftscope.hooks.correct import FusedHead
 from driftscope.hooks.head import backbone_answers
 from driftscope.hooks.shadow import LigerPath, trl_loss
 from driftscope.records import PathCost
-from driftscope.spectrum import Head
+from driftscope.spectrum import Logits
 
 MOST_CPU_BYTES = 2 * 2**30
 Call = Callable[[], tuple[float, Tensor]]
@@ -42,7 +42,7 @@ class PathCalls:
 
         return self._differentiate(score)
 
-    def full_logits(self, head: Head) -> tuple[float, Tensor]:
+    def full_logits(self, head: Logits) -> tuple[float, Tensor]:
         """The model's own logits, all of them at once, under TRL's own algebra."""
 
         def score(leaf: Tensor) -> tuple[Tensor, Tensor]:
@@ -79,7 +79,7 @@ class PathCalls:
         return float(loss.detach()), grads[0]
 
 
-def measure_costs(calls: PathCalls, fused: FusedHead, head: Head, liger: LigerPath | None) -> dict[str, PathCost]:
+def measure_costs(calls: PathCalls, fused: FusedHead, head: Logits, liger: LigerPath | None) -> dict[str, PathCost]:
     """Time and peak memory of each path's call, after a first one to warm up."""
     inputs, hidden = calls.inputs, calls.hidden_BTD
     device = hidden.device

@@ -20,16 +20,20 @@ from driftscope.hooks.sampler import stand_in_engine
 from driftscope.hooks.tiny import save_tiny, tiny_tokenizer
 
 Live = Literal["liger", "reference"]
+Mode = Literal["watch", "correct"]
 PROMPTS = 64
 # Liger's kernels for the model itself are Triton and need a GPU; its chunked GRPO loss is plain PyTorch.
 NO_TRITON = dict.fromkeys(("rope", "rms_norm", "swiglu", "cross_entropy", "fused_linear_cross_entropy"), False)
 UPSTREAM = r"(torch|transformers|trl|liger_kernel|accelerate|peft)\b"  # whose warnings the demo keeps to itself
 
 
-def run_demo(out: Path, steps: int = 40, seed: int = 0, live: Live = "liger", top_p: float = 0.8) -> Path:
+def run_demo(
+    out: Path, steps: int = 40, seed: int = 0, live: Live = "liger", top_p: float = 0.8, mode: Mode = "watch"
+) -> Path:
     """Train with Driftscope attached and leave run.json, records.jsonl and report.html in ``out``; returns ``out``.
 
     live: the loss that trains, Liger's fused one or TRL's own. top_p: sampling support; 1 keeps the whole vocabulary.
+    mode: ``correct`` trains on the corrected loss instead, whatever ``live`` says.
     Raises ``UsageError`` for a value outside its domain, and where the installed TRL has no Liger loss.
     """
     _check(steps, live, top_p)
@@ -40,7 +44,7 @@ def run_demo(out: Path, steps: int = 40, seed: int = 0, live: Live = "liger", to
 
         import driftscope
 
-        scope = driftscope.attach(trainer, run_dir=out, spectrum_every=1, deep_every=max(1, steps // 8))
+        scope = driftscope.attach(trainer, run_dir=out, mode=mode, spectrum_every=1, deep_every=max(1, steps // 8))
         try:
             trainer.train()
         finally:

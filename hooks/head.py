@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from driftscope.errors import UnsupportedTrainerError
-from driftscope.spectrum import Head
+from driftscope.spectrum import Logits
 
 MODEL_HEAD = "model"
 RAW_HEAD = "raw"
@@ -86,7 +86,7 @@ def backbone_answers(inner: Any, hidden: Tensor) -> Iterator[None]:
         inner._modules[name] = backbone
 
 
-def model_head(inner: Any, autocast: Callable[[], Any], forward: Callable[..., Any] | None = None) -> Head:
+def model_head(inner: Any, autocast: Callable[[], Any], forward: Callable[..., Any] | None = None) -> Logits:
     """(n, D) hidden states -> (n, V) logits by the model's own forward, its backbone answering the hidden states.
 
     ``forward``: which forward, where the instance's own is replaced at the moment.
@@ -101,7 +101,7 @@ def model_head(inner: Any, autocast: Callable[[], Any], forward: Callable[..., A
     return head
 
 
-def raw_head(inner: Any, autocast: Callable[[], Any]) -> Head:
+def raw_head(inner: Any, autocast: Callable[[], Any]) -> Logits:
     """(n, D) hidden states -> (n, V) logits by ``lm_head.weight`` and bias alone."""
     lm_head = inner.lm_head if hasattr(inner, "lm_head") else inner.get_output_embeddings()
 
@@ -137,7 +137,9 @@ class HeadTransform:
 
 
 @torch.no_grad()
-def measure_transform(inner: Any, measured: Head, raw: Head, hidden_ND: Tensor, dtype: torch.dtype) -> HeadTransform:
+def measure_transform(
+    inner: Any, measured: Logits, raw: Logits, hidden_ND: Tensor, dtype: torch.dtype
+) -> HeadTransform:
     """Compare the model's logits with the raw ones on a few tokens, and name the transform that joins them.
 
     dtype: what the head computes in; differences within its rounding are none.

@@ -5,6 +5,7 @@ Shapes: B sequences, T completion tokens, N rows of the head pass, D hidden size
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,9 +19,10 @@ from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, measure_transform, model_head, raw_head
+from driftscope.kernels import fused_linear_logprobs
 from driftscope.records import StepRecord
 from driftscope.spec import LossSpec
-from driftscope.spectrum import Head, Spectrum, measure, tile_rows
+from driftscope.spectrum import Head, Logits, Spectrum, measure, tile_rows
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,13 @@ class Heads:
 
     def __init__(self, trainer: Any, inner: Any, config: DriftscopeConfig) -> None:
         self.trainer, self.inner, self.config = trainer, inner, config
-        self.transform: HeadTransform | None = None
-        self.views: dict[str, Head] = {
+        self.transform = HeadTransform()
+        self.logits: dict[str, Logits] = {
             MODEL_HEAD: model_head(inner, lambda: adapters.autocast(trainer)),
             RAW_HEAD: raw_head(inner, lambda: adapters.autocast(trainer)),
         }
+        self.views = {name: Head(logits) for name, logits in self.logits.items()}
+        self._checked: dict[str, bool] = {}
 
     def rows(self) -> int:
         """Tokens of one logits tile within the workspace budget."""
@@ -63,10 +67,7 @@ class Heads:
             return None
         hidden_ND, targets_N = hidden_BTD[rows_BT], inputs["completion_ids"][rows_BT]
         dtype = adapters.compute_dtype(self.trainer, hidden_BTD)
-        if self.transform is None:
-            self.transform = measure_transform(
-                self.inner, self.views[MODEL_HEAD], self.views[RAW_HEAD], hidden_ND, dtype
-            )
+        self._look(hidden_ND, targets_N, dtype)
         record.head = self.transform.as_dict()
         heads = {k: h for k, h in self.views.items() if k == MODEL_HEAD or not self.transform.plain}
         kept, chosen = self._kept(rows_BT, adapters.policy_mask(inputs).bool())
@@ -83,6 +84,55 @@ class Heads:
         )
         scene = Scene(batches=self._batches(spectrum, rows_BT, inputs), spectrum=spectrum, rows_BT=rows_BT)
         return HeadPass(scene, hidden_BTD, grad_BTD, spectrum.kept_mass_N, dtype)
+
+    def _look(self, hidden_ND: Tensor, targets_N: Tensor, dtype: torch.dtype) -> None:
+        """Measure the head's transform, and choose the fast way where it is known.
+
+        At every pass: an adapter on the head starts at zero and grows. The fast way is checked against the measured
+        head once.
+        """
+        own, raw = self.logits[MODEL_HEAD], self.logits[RAW_HEAD]
+        self.transform = measure_transform(self.inner, own, raw, hidden_ND, dtype)
+        self.views = {name: Head(logits) for name, logits in self.logits.items()}
+        for name, known in ((MODEL_HEAD, self.transform.joined), (RAW_HEAD, True)):
+            quick = Head(self.logits[name], self._fused(name))
+            if known and self._agrees(name, quick, hidden_ND[:16], targets_N[:16], dtype):
+                self.views[name] = quick
+
+    def _fused(self, name: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+        """The fused way through ``lm_head.weight``, with the measured transform for the model's own head."""
+        transform = self.transform if name == MODEL_HEAD else HeadTransform()
+        lm_head = self.inner.get_output_embeddings()
+
+        def fused(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            with adapters.autocast(self.trainer):
+                logps, entropies = fused_linear_logprobs(
+                    hidden,
+                    lm_head.weight,
+                    targets,
+                    bias=getattr(lm_head, "bias", None),
+                    temperature=float(self.trainer.temperature),
+                    softcap=transform.softcap,
+                    logit_scale=transform.scale,
+                    with_entropy=True,
+                    workspace_bytes=max(self.config.workspace_bytes, lm_head.weight.shape[0] * 8),
+                )
+            assert entropies is not None
+            return logps, entropies
+
+        return fused
+
+    @torch.no_grad()
+    def _agrees(self, name: str, quick: Head, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> bool:
+        """Whether the fast way gives the log-probs of the measured head, on a few tokens; looked at once."""
+        if name not in self._checked:
+            assert quick.fused is not None
+            logits = quick.logits(hidden).double() / float(self.trainer.temperature)
+            wanted = logits.log_softmax(-1).gather(-1, targets[:, None]).squeeze(-1)
+            found = quick.fused(hidden, targets)[0].double()
+            size = 1.0 + float(logits.abs().max())
+            self._checked[name] = float((found - wanted).abs().max()) <= 8 * torch.finfo(dtype).eps * size
+        return self._checked[name]
 
     def _kept(self, rows_BT: Tensor, policy_BT: Tensor) -> tuple[Any, Tensor | None]:
         """The kept-mass function of the configured sampling, and the rows it is computed on."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from driftscope.hooks.capture import BackboneCall, rng_kept
-from driftscope.spectrum import Head
+from driftscope.spectrum import FUSED_ROWS, Head, score
 
 
 @dataclass(frozen=True)
@@ -105,13 +105,13 @@ def _through_head(hidden_BTD: Tensor, path: PullBack, rows: int) -> Tensor:
     targets, coefs = path.targets_BT[active], path.coef_BT[active]
     bonus = path.entropy_coef_BT[active] if path.entropy_coef_BT is not None else None
     where = active.nonzero()
+    rows = FUSED_ROWS if path.head.fused is not None else rows
     for start in range(0, where.shape[0], rows):
         at = where[start : start + rows]
         part = slice(start, start + rows)
-        logits = path.head(leaf[at[:, 0], at[:, 1]]).float()
-        log_p = torch.log_softmax(logits / path.temperature, dim=-1)
-        total = (log_p.gather(-1, targets[part, None]).squeeze(-1) * coefs[part].to(log_p.dtype)).sum()
+        logps, entropies = score(path.head, leaf[at[:, 0], at[:, 1]], targets[part], path.temperature)
+        total = (logps * coefs[part].to(logps.dtype)).sum()
         if bonus is not None:
-            total = total - ((log_p.exp() * log_p).sum(-1) * bonus[part].to(log_p.dtype)).sum()
+            total = total + (entropies * bonus[part].to(entropies.dtype)).sum()
         total.backward()
     return leaf.grad if leaf.grad is not None else torch.zeros_like(leaf)

@@ -19,7 +19,7 @@ from driftscope.hooks.correct import FusedHead
 from driftscope.hooks.costs import PathCalls, measure_costs
 from driftscope.hooks.deep import DeepWindow
 from driftscope.hooks.guard import Guard
-from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, causal_lm
+from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, causal_lm
 from driftscope.hooks.headpass import HeadPass, Heads
 from driftscope.hooks.refused import refusal
 from driftscope.hooks.shadow import LigerPath, reference_algebra
@@ -91,7 +91,7 @@ class Probe:
             liger=self._liger(inputs, spec, passed, record),
             oracle=run("oracle", scene.coefficients, spec, MODEL_HEAD),
         )
-        comparison = Comparison(spec, scene, paths, self.heads.transform or HeadTransform(), passed.dtype)
+        comparison = Comparison(spec, scene, paths, self.heads.transform, passed.dtype)
         run("attribution", comparison.fill, record, scatter=self.config.scatter_points)
         if record.is_ratio is not None and passed.kept_N is not None:
             run("kept_mass", self._explain_ratio, spec, passed, record)
@@ -164,7 +164,7 @@ class Probe:
             )
         if record.micro_step == 0:
             liger = self.liger if paths.liger is not None else None
-            record.profile = measure_costs(calls, self.fused, self.heads.views[MODEL_HEAD], liger)
+            record.profile = measure_costs(calls, self.fused, self.heads.logits[MODEL_HEAD], liger)
 
 
 def count_tokens(inputs: adapters.Inputs, record: StepRecord) -> None:

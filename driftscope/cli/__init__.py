@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import click
 
 from driftscope import __version__
+from driftscope.cli.bench import bench
 from driftscope.cli.check import check
 from driftscope.cli.demo import demo
 from driftscope.cli.report import report
@@ -26,7 +27,7 @@ def commands() -> None:
     """Is the loss that a GRPO run optimises the loss that was configured?"""
 
 
-for _verb in (check, demo, report):
+for _verb in (bench, check, demo, report):
     commands.add_command(_verb)
 
 

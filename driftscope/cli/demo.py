@@ -20,12 +20,21 @@ TRAINING_STACK = ("torch", "trl", "transformers", "accelerate", "datasets", "lig
               help="The loss that trains: Liger's fused one or TRL's own.")  # fmt: skip
 @click.option("--top-p", type=click.FloatRange(0.0, 1.0, min_open=True), default=0.8, show_default=True,
               help="Sampling support; 1 keeps the whole vocabulary.")  # fmt: skip
-def demo(out: Path, steps: int, seed: int, live: Literal["liger", "reference"], top_p: float) -> None:
+@click.option("--mode", type=click.Choice(["watch", "correct"]), default="watch", show_default=True,
+              help="Only watch, or train on the corrected loss.")  # fmt: skip
+def demo(
+    out: Path,
+    steps: int,
+    seed: int,
+    live: Literal["liger", "reference"],
+    top_p: float,
+    mode: Literal["watch", "correct"],
+) -> None:
     """Train a tiny model with TRL and Liger-Kernel on this machine and write records and report to --out."""
     try:
         from driftscope.hooks.demo import run_demo
 
-        run_dir = run_demo(out=out, steps=steps, seed=seed, live=live, top_p=top_p)
+        run_dir = run_demo(out=out, steps=steps, seed=seed, live=live, top_p=top_p, mode=mode)
     except ModuleNotFoundError as error:
         missing = (error.name or "").partition(".")[0]
         if missing not in TRAINING_STACK:

@@ -25,8 +25,8 @@ from driftscope.kernels.head import (
 )
 from driftscope.kernels.logprobs import fused_linear_logprobs, trains
 from driftscope.kernels.passes import Head, loss_and_gradients, statistics
-from driftscope.kernels.scaling import scaled, unit_scale
-from driftscope.kernels.token_terms import TokenTerms, is_token_local, token_terms
+from driftscope.kernels.scaling import scaled
+from driftscope.kernels.token_terms import TokenTerms, active_tokens, is_token_local, token_terms
 from driftscope.spec import LossSpec
 
 
@@ -104,9 +104,7 @@ def _fused(
             f"hidden_BTD has shape {tuple(hidden_BTD.shape)} and targets_BT {tuple(targets_BT.shape)}; expected "
             "(B, T, D) and (B, T)."
         )
-    transform = HeadTransform(
-        temperature=spec.temperature, softcap=spec.logit_softcap, logit_scale=spec.logit_scale
-    )
+    transform = HeadTransform(temperature=spec.temperature, softcap=spec.logit_softcap, logit_scale=spec.logit_scale)
     hidden = hidden_BTD.reshape(-1, hidden_BTD.shape[-1])
     check_inputs(hidden, weight, targets_BT.reshape(-1), bias)
     dtype = compute_dtype(hidden_BTD, weight)
@@ -116,18 +114,17 @@ def _fused(
     batch = replace(batch, logps_BT=blank, entropies_BT=None)
     if not is_token_local(spec, batch):
         return _two_passes(hidden_BTD, weight, targets_BT, batch, spec, bias, transform, workspace_bytes)
-    with torch.autocast(hidden.device.type, enabled=False):
-        terms = token_terms(spec, batch.to(statistics_dtype(dtype)))
-        plan = _Plan(
-            terms=terms,
-            targets=targets_BT.reshape(-1),
-            transform=transform,
-            workspace_bytes=workspace_bytes,
-            dtype=dtype,
-            report=batch.completion_mask_BT.reshape(-1) != 0 if every_token else None,
-        )
+    plan = _Plan(
+        batch=batch,
+        spec=spec,
+        targets=targets_BT.reshape(-1),
+        transform=transform,
+        workspace_bytes=workspace_bytes,
+        dtype=dtype,
+        report=every_token,
+    )
     differentiable = (t if trains(t) else None if t is None else t.detach() for t in (hidden, weight, bias))
-    loss, logps, entropies = _OnePass.apply(*differentiable, plan)
+    loss, logps, entropies = _OnePass.apply(*differentiable, plan)  # type: ignore[no-untyped-call]
     return FusedLoss(loss, logps.view(targets_BT.shape), entropies.view(targets_BT.shape))
 
 
@@ -135,12 +132,18 @@ def _fused(
 class _Plan:
     """What one pass needs beside the tensors that it differentiates by."""
 
-    terms: TokenTerms
+    batch: TokenBatch
+    spec: LossSpec
     targets: Tensor
     transform: HeadTransform
     workspace_bytes: int
     dtype: torch.dtype
-    report: Tensor | None  # (N,) boolean: tokens whose log-prob is wanted though they have no gradient
+    report: bool  # log-probs of every completion token are wanted, with or without a gradient
+
+    def terms(self, order: Tensor | None) -> TokenTerms:
+        """The algebra's vectors for the rows in ``order``."""
+        terms = token_terms(self.spec, self.batch.to(statistics_dtype(self.dtype)))
+        return terms if order is None else terms.take(order)
 
 
 class _OnePass(torch.autograd.Function):
@@ -156,18 +159,16 @@ class _OnePass(torch.autograd.Function):
         needs = Needs(*ctx.needs_input_grad[:3])
         with torch.autocast(hidden.device.type, enabled=False):
             head = Head.of(hidden, weight, bias, plan.targets, plan.transform, plan.workspace_bytes, plan.dtype)
-            active = plan.terms.active()
-            silent = None if plan.report is None else (plan.report & ~active).nonzero().squeeze(1)
+            active = active_tokens(plan.spec, plan.batch)
             chosen = active.nonzero().squeeze(1)
             order = None if chosen.shape[0] == active.shape[0] else chosen
-            terms = plan.terms if order is None else plan.terms.take(order)
-            unit = unit_scale(plan.dtype, terms.policy_weights * terms.advantages, terms.kl_weights)
-            found = loss_and_gradients(head, order, terms, needs, unit)
+            silent = None
+            if plan.report and order is not None:
+                silent = ((plan.batch.completion_mask_BT.reshape(-1) != 0) & ~active).nonzero().squeeze(1)
+            found = loss_and_gradients(head, order, lambda: plan.terms(order), needs)
             logps, entropies = found.stats.logps, found.stats.entropies
             if order is not None:
-                logps, entropies = (
-                    v.new_zeros(active.shape[0]).index_copy_(0, order, v) for v in (logps, entropies)
-                )
+                logps, entropies = (v.new_zeros(active.shape[0]).index_copy_(0, order, v) for v in (logps, entropies))
             if silent is not None and silent.shape[0]:
                 rest = statistics(head, silent)
                 logps.index_copy_(0, silent, rest.logps)
@@ -175,7 +176,7 @@ class _OnePass(torch.autograd.Function):
         ctx.mark_non_differentiable(logps, entropies)
         ctx.save_for_backward(found.sums.hidden, found.sums.weight, found.sums.bias)
         ctx.dtypes = (hidden.dtype, weight.dtype, bias.dtype if bias is not None else weight.dtype)
-        ctx.unit = unit
+        ctx.unit = found.unit
         return found.losses.sum(dtype=torch.float64).to(found.losses.dtype), logps, entropies
 
     @staticmethod
@@ -217,7 +218,7 @@ def _two_passes(
         seen_BT = torch.where(mask_BT != 0, seen_BT, batch.old_logps_BT.to(seen_BT.dtype))
     full = replace(batch, logps_BT=seen_BT, entropies_BT=entropies_BT.detach())
     found = coefficients(spec, full, torch.float64)
-    loss = _KnownGradient.apply(
+    loss = _KnownGradient.apply(  # type: ignore[no-untyped-call]
         logps_BT, entropies_BT, logps_BT.new_tensor(found.loss), found.logps_BT, found.entropies_BT
     )
     return FusedLoss(loss, logps_BT.detach(), entropies_BT.detach())
@@ -240,5 +241,3 @@ class _KnownGradient(torch.autograd.Function):
         narrow = grad_loss.dtype
         c = (c_BT * grad_loss).to(narrow)
         return c, None if e_BT is None else (e_BT * grad_loss).to(narrow), None, None, None
-
-

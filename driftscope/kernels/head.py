@@ -18,7 +18,9 @@ from torch import Tensor
 from driftscope.errors import UsageError
 
 COLUMN_ALIGNMENT = 64  # a tile's rows start at multiples of this many elements, so that loads are wide for any V
-ROW_ALIGNMENT = 128  # rows of a GEMM tile
+ROW_ALIGNMENT = 128  # rows of a tile are multiples of this
+GEMM_BLOCK = (256, 128)  # of one multiprocessor at a time, as cuBLAS does it on Hopper
+WAVE_TOLERANCE = 0.97
 FROZEN_WORKSPACE_BYTES = 640 << 20
 
 
@@ -80,24 +82,37 @@ def default_workspace_bytes(weight: Tensor, *, trainable: bool) -> int:
     return max(FROZEN_WORKSPACE_BYTES, gradient_bytes)
 
 
-def tile_rows(rows: int, columns: int, itemsize: int, workspace_bytes: int) -> int:
-    """Rows of one tile: as many as fit the budget, in equal tiles, at least 1.
+def tile_rows(
+    rows: int, columns: int, itemsize: int, workspace_bytes: int, *, hidden_size: int = 0, processors: int = 0
+) -> int:
+    """Rows of one tile within the budget, at least 1; the last tile takes what is left.
 
+    With the number of multiprocessors given: of the sizes over half the budget the largest of those that leave the
+    fewest of them idle in the product for the hidden gradient, (rows, D) in blocks of 256 by 128.
     Raises ``UsageError`` for a budget that holds not even one row.
     """
     row_bytes = padded(columns) * itemsize
     most = workspace_bytes // row_bytes
     if most < 1:
         raise UsageError(
-            f"workspace_bytes={workspace_bytes} does not hold one row of logits, {row_bytes} bytes for a vocabulary of "
-            f"{columns}; give at least that, a few hundred rows for speed."
+            f"workspace_bytes={workspace_bytes} does not hold one row of logits, {row_bytes} bytes for a vocabulary "
+            f"of {columns}; give at least that, a few hundred rows for speed."
         )
     if rows <= most:
         return max(rows, 1)
-    if most >= ROW_ALIGNMENT:
-        most -= most % ROW_ALIGNMENT
-    equal = math.ceil(rows / math.ceil(rows / most))
-    return min(most, math.ceil(equal / ROW_ALIGNMENT) * ROW_ALIGNMENT) if most >= ROW_ALIGNMENT else equal
+    if most < ROW_ALIGNMENT:
+        return most
+    most -= most % ROW_ALIGNMENT
+    if not processors or not hidden_size:
+        return most
+
+    def busy(size: int) -> float:
+        blocks = math.ceil(size / GEMM_BLOCK[0]) * math.ceil(hidden_size / GEMM_BLOCK[1])
+        return size / (math.ceil(blocks / processors) * processors)
+
+    sizes = range(most, most // 2, -ROW_ALIGNMENT)
+    best = max(busy(size) for size in sizes)
+    return next(size for size in sizes if busy(size) >= WAVE_TOLERANCE * best)
 
 
 def check_inputs(hidden_ND: Tensor, weight: Tensor, targets_N: Tensor, bias: Tensor | None) -> None:

@@ -51,7 +51,7 @@ def fused_linear_logprobs(
     if workspace_bytes is None:
         workspace_bytes = default_workspace_bytes(weight, trainable=trains(weight))
     order = None if mask is None else mask.reshape(-1).nonzero().squeeze(1)
-    logps, entropies = _LinearLogProbs.apply(
+    logps, entropies = _LinearLogProbs.apply(  # type: ignore[no-untyped-call]
         flat, weight, bias, targets.reshape(-1), transform, workspace_bytes, order, compute_dtype(hidden, weight)
     )
     return logps.view(shape), entropies.view(shape) if with_entropy else None
@@ -130,5 +130,3 @@ def _gathered(grad: Tensor | None, order: Tensor | None, like: Tensor) -> Tensor
         return torch.zeros_like(like)
     flat = grad.to(like.dtype)
     return (flat if order is None else flat[order]).contiguous()
-
-

@@ -6,7 +6,7 @@ M <= N tokens of the order, n of a tile.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +15,7 @@ from torch import Tensor
 from driftscope.kernels.gemms import GradientSums, Needs, raw_logits
 from driftscope.kernels.head import HeadTransform, padded, statistics_dtype, tile_rows
 from driftscope.kernels.rows import RowStats, row_ops
+from driftscope.kernels.scaling import unit_scale
 from driftscope.kernels.token_terms import TokenTerms
 
 COMPACT_BELOW = 0.9  # compact a tile whose share of rows with a gradient is under this
@@ -68,13 +69,25 @@ class Head:
         columns = self.weight_VD.shape[0]
         if total == 0:
             return
-        rows = tile_rows(total, columns, self.weight_VD.element_size(), self.workspace_bytes)
+        rows = tile_rows(
+            total,
+            columns,
+            self.weight_VD.element_size(),
+            self.workspace_bytes,
+            hidden_size=self.weight_VD.shape[1],
+            processors=multiprocessors(self.weight_VD.device),
+        )
         buffer = self.weight_VD.new_empty(rows, padded(columns))
         for start in range(0, total, rows):
             where = slice(start, min(start + rows, total))
             index = where if order is None else order[where]
             hidden_nD = self.hidden_ND[index]
             yield where, index, hidden_nD, raw_logits(buffer, hidden_nD, self.weight_VD)
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Multiprocessors of a GPU; 0 elsewhere."""
+    return int(torch.cuda.get_device_properties(device).multi_processor_count) if device.type == "cuda" else 0
 
 
 def statistics(head: Head, order: Tensor | None) -> RowStats:
@@ -115,42 +128,61 @@ def gradients(
 
 @dataclass(frozen=True)
 class LossPass:
-    """What one pass gives: vectors follow the order; ``sums`` hold gradients times the scale."""
+    """What one pass gives: vectors follow the order; ``sums`` hold the gradients times ``unit``."""
 
     losses: Tensor
     stats: RowStats
     sums: GradientSums
+    unit: float
 
 
 def loss_and_gradients(
-    head: Head, order: Tensor | None, terms: TokenTerms, needs: Needs, scale: float
+    head: Head, order: Tensor | None, make_terms: Callable[[], TokenTerms], needs: Needs
 ) -> LossPass:
-    """Token losses, statistics and gradients in one pass; ``terms`` follow ``order``.
+    """Token losses, statistics and gradients in one pass; ``make_terms`` gives the terms of the rows in ``order``.
 
-    Where the loss clips, a tile in which many coefficients turn out zero is compacted before its backward products:
-    one look at a number on the host for each tile.
+    The terms are made when the first product is under way, which hides their many small operations. Where the loss
+    clips, a tile in which many coefficients turn out zero is compacted before its backward products: one look at a
+    number on the host for each tile.
     """
     rows = head.hidden_ND.shape[0] if order is None else order.shape[0]
     out = RowStats.empty(rows, head.wide, head.hidden_ND.device)
     losses, c = torch.empty(2, rows, dtype=head.wide, device=head.hidden_ND.device).unbind(0)
     sums = GradientSums(needs, head.hidden_ND, head.weight_VD, every_row=order is None)
     ops = row_ops(head.hidden_ND.device, head.weight_VD.dtype)
+    terms, unit = None, 1.0
     for where, index, hidden_nD, tile in head.tiles(order):
-        part = out.part(where)
+        if terms is None:
+            terms = make_terms()
+            unit = unit_scale(head.weight_VD.dtype, terms.policy_weights * terms.advantages, terms.kl_weights)
         targets = head.targets_N[index]
         ops.loss_(
-            tile, head.bias_V, targets, head.transform, terms.take(where), part, losses[where], c[where], scale
+            tile,
+            head.bias_V,
+            targets,
+            head.transform,
+            terms.take(where),
+            out.part(where),
+            losses[where],
+            c[where],
+            unit,
         )
-        kept = compacted(tile, c[where]) if terms.may_clip and needs.any else None
-        if kept is None:
-            sums.add(tile, hidden_nD, index)
-        else:
-            if sums.hidden is not None and isinstance(index, slice):
-                sums.hidden[index] = 0
-            rows_kept = kept + where.start if isinstance(index, slice) else index[kept]
-            sums.add(tile[: kept.shape[0]], hidden_nD[kept], rows_kept)
+        if needs.any:
+            kept = compacted(tile, c[where]) if terms.may_clip else None
+            _add(sums, tile, hidden_nD, index, kept)
     sums.finish()
-    return LossPass(losses, out, sums)
+    return LossPass(losses, out, sums, unit)
+
+
+def _add(sums: GradientSums, tile: Tensor, hidden_nD: Tensor, index: slice | Tensor, kept: Tensor | None) -> None:
+    """Add a tile's gradient, of all its rows or of those kept at its front."""
+    if kept is None:
+        sums.add(tile, hidden_nD, index)
+        return
+    if sums.hidden is not None and isinstance(index, slice):
+        sums.hidden[index] = 0
+    rows_kept = kept + index.start if isinstance(index, slice) else index[kept]
+    sums.add(tile[: kept.shape[0]], hidden_nD[kept], rows_kept)
 
 
 def compacted(tile: Tensor, coefficients: Tensor) -> Tensor | None:

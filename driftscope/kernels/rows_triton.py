@@ -15,7 +15,7 @@ from driftscope.kernels.rows import RowStats
 from driftscope.kernels.token_terms import TokenTerms
 
 LOAD_BYTES = 16  # of one thread's load
-BLOCK_COLUMNS = 8192  # columns of a row in flight at once
+BLOCK_COLUMNS = 16384  # columns of a row in flight at once
 WARPS = 16
 COPY_BLOCK = 4096
 KINDS = {"cispo": triton_rows.CISPO.value, "sapo": triton_rows.SAPO.value}

@@ -26,7 +26,7 @@ def unit_scale(dtype: torch.dtype, *coefficients: Tensor | None) -> float:
 
 
 def scaled(tensor: Tensor | None, factor: Tensor | None, dtype: torch.dtype) -> Tensor | None:
-    """``tensor * factor`` in ``dtype``, the product in at least float32; ``factor`` is a scalar tensor, ``None`` is 1."""
+    """``tensor * factor`` in ``dtype``, multiplied in at least float32; ``factor``: a scalar tensor, ``None`` is 1."""
     if tensor is None:
         return None
     if factor is None:

@@ -124,9 +124,9 @@ def _gradient_block(x_ptr, bias_ptr, at, mask, target, c, e, peak, logsum, entro
         grad *= 1.0 - tanh * tanh
     grad = grad.to(x_ptr.dtype.element_ty)
     if MASKED:
-        tl.store(x_ptr + at, grad, mask=mask)
+        tl.store(x_ptr + at, grad, mask=mask, eviction_policy="evict_first")
     else:
-        tl.store(x_ptr + at, grad)
+        tl.store(x_ptr + at, grad, eviction_policy="evict_first")
 
 
 @triton.jit
@@ -141,7 +141,7 @@ def _row_gradient(x_ptr, bias_ptr, target, c, e, peak, logsum, entropy, V, scale
         at = whole + columns
         _gradient_block(x_ptr, bias_ptr, at, at < V, target, c, e, peak, logsum, entropy, scale, cap, HAS_BIAS, CAPPED,
                         SCALED, ENTROPY, True)  # fmt: skip
-    for block in range(0, blocks):
+    for block in range(blocks):
         at = (blocks - 1 - block) * (L * K) + columns
         _gradient_block(x_ptr, bias_ptr, at, at, target, c, e, peak, logsum, entropy, scale, cap, HAS_BIAS, CAPPED,
                         SCALED, ENTROPY, False)  # fmt: skip
@@ -163,8 +163,8 @@ def stats_kernel(x_ptr, stride, bias_ptr, targets_ptr, logps_ptr, entropies_ptr,
 
 
 @triton.jit
-def gradient_kernel(x_ptr, stride, bias_ptr, targets_ptr, c_ptr, e_ptr, entropies_ptr, peaks_ptr, logsums_ptr, V, scale,
-                    cap, slope, HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+def gradient_kernel(x_ptr, stride, bias_ptr, targets_ptr, c_ptr, e_ptr, entropies_ptr, peaks_ptr, logsums_ptr, V,
+                    scale, cap, slope, HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
                     ENTROPY: tl.constexpr, L: tl.constexpr, K: tl.constexpr):  # fmt: skip
     """Gradient of sum (c logp + e H) in place of the raw logits; grid (n,)."""
     row = tl.program_id(0).to(tl.int64)

@@ -49,7 +49,7 @@ def demo_module(monkeypatch):
     module = types.ModuleType("driftscope.hooks.demo")
     module.calls = []
 
-    def run_demo(out, steps, seed, live, top_p):
+    def run_demo(out, steps, seed, live, top_p, mode):
         module.calls.append((out, steps, seed, live, top_p))
         with JournalWriter(out) as journal:
             journal.write_info(info())

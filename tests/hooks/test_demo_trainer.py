@@ -135,3 +135,18 @@ def test_reward_and_prompts():
 def test_a_value_outside_its_domain_is_refused_by_name(tmp_path, bad):
     with pytest.raises(UsageError, match=next(iter(bad))):
         build_trainer(tmp_path, **bad)
+
+
+@pytest.mark.skipif(not HAS_LIGER_LOSS, reason="this TRL has no Liger loss to correct")
+@pytest.mark.parametrize("top_p", [1.0, 0.8])
+def test_the_demo_in_correct_mode_has_no_finding_on_its_loss(tmp_path, top_p):
+    """With an honest sampler there is no finding at all; the truncated one is the sampler's, not the loss's."""
+    from driftscope.hooks.demo import run_demo
+    from driftscope.journal import read_run
+
+    run_demo(tmp_path / "run", steps=3, live="liger", top_p=top_p, mode="correct")
+    run = read_run(tmp_path / "run")
+    assert {s.live for s in run.steps} == {"corrected"}
+    assert all(s.paths["corrected"].coef_error < 1e-5 for s in run.steps)
+    assert any(s.paths["liger"].coef_error > 0.01 for s in run.steps)  # the path it would have trained on
+    assert {a.rule for a in run.alerts} == (set() if top_p == 1.0 else {"DS201"})

@@ -1,0 +1,1 @@
+"""The benchmark of fused heads: correctness first, then time and memory, on the same inputs in one run."""
