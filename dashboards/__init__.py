@@ -5,8 +5,9 @@ Names load on first use, so that a training run which only prints alerts never p
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from driftscope._lazy import lazy_names
 
 if TYPE_CHECKING:
     from driftscope.dashboards.console import ConsoleReporter as ConsoleReporter
@@ -20,8 +21,4 @@ _HOME = {
 }
 __all__ = ["ConsoleReporter", "render", "render_html"]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_HOME[name]), name)
+__getattr__, __dir__ = lazy_names(globals(), _HOME)

@@ -10,9 +10,9 @@ Names load on first use, so ``import driftscope`` brings in none of torch, TRL, 
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from driftscope._lazy import lazy_names
 from driftscope.errors import (
     DriftscopeError,
     RecordError,
@@ -60,15 +60,4 @@ _HOME = {
     "read_run": "driftscope.journal",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module on first use."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOME)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from driftscope._lazy import lazy_names
 
 if TYPE_CHECKING:
     from driftscope.hooks.callback import DriftscopeCallback
@@ -17,15 +18,4 @@ _HOME = {
     "attach": "driftscope.hooks.scope",
 }
 
-
-def __getattr__(name: str) -> Any:
-    """Load a public name from its module on first use."""
-    if name not in _HOME:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOME[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = lazy_names(globals(), _HOME)
