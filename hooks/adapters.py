@@ -126,9 +126,44 @@ def stand_in(trainer: Any, **answers: Any) -> Any:
     twin.__dict__.update(trainer.__dict__)
     for wrapped in ("compute_loss", "training_step"):
         twin.__dict__.pop(wrapped, None)
+    if trainer.accelerator.num_processes > 1:
+        twin.__dict__["accelerator"] = _Alone(trainer.accelerator)
     twin.__dict__["_metrics"] = {mode: _Sink() for mode in trainer._metrics}
     twin.__dict__.update(answers)
     return twin
+
+
+class _Alone:
+    """An accelerator whose collectives stay in this process.
+
+    A shadow must not enter one: a rank whose probe has failed would leave the others waiting. What they return goes
+    into metrics, which are dropped; only the entropy quantile is really taken over all processes (``over_processes``).
+    """
+
+    def __init__(self, accelerator: Any) -> None:
+        self._accelerator = accelerator
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._accelerator, name)
+
+    def gather(self, tensor: Any) -> Any:
+        return tensor
+
+    def gather_for_metrics(self, tensor: Any) -> Any:
+        return tensor
+
+    def reduce(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
+    def pad_across_processes(self, tensor: Any, *_: Any, **__: Any) -> Any:
+        return tensor
+
+
+def over_processes(trainer: Any, spec: LossSpec) -> str | None:
+    """Why the loss of one process cannot be compared by itself, or ``None``."""
+    if trainer.accelerator.num_processes > 1 and spec.top_entropy_quantile < 1.0:
+        return "top_entropy_quantile takes its threshold over all processes"
+    return None
 
 
 class _Sink(dict[str, list[float]]):

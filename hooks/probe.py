@@ -62,6 +62,10 @@ class Probe:
         run("is_ratio", self._ratio, spec, inputs, record)
         if record.tier == "light":
             return record
+        why = adapters.over_processes(self.trainer, spec)
+        if why is not None:
+            record.unavailable["head"] = why
+            return record
         passed = run("head", self.heads.take, batch, spec, record)
         if passed is not None:
             self._compare(batch, spec, passed, record)
@@ -120,6 +124,8 @@ class Probe:
             return None
         view = passed.scene.batches.get(RAW_HEAD, passed.scene.batches[MODEL_HEAD])
         why = refusal(self.trainer, spec) if adapters.own_path(self.trainer) != "liger" else None
+        if self.trainer.accelerator.num_processes > 1:
+            why = "its normaliser is reduced over all processes, which a shadow must not enter"
         try:
             if why is None:
                 self.liger = self.liger or LigerPath(self.trainer, self.inner)

@@ -50,13 +50,15 @@ def trainer(
     tools: bool = False,
     callbacks: list[Any] | None = None,
     dtype: torch.dtype | None = None,
+    reset: bool = True,
     **overrides: Any,
 ) -> Iterator[Any]:
     """A GRPO trainer in an environment with the stand-in engine; train inside.
 
     ``wrap``: model -> model, for PEFT. ``overrides``: fields of GRPOConfig.
     """
-    reset_accelerate()
+    if reset:
+        reset_accelerate()
     path = str(save_tiny(directory / "model", arch, seed, **(model_config or {})))
     arguments: dict[str, Any] = {
         "output_dir": str(directory / "trainer"),
@@ -100,7 +102,8 @@ def trainer(
         try:
             yield made
         finally:
-            reset_accelerate()
+            if reset:
+                reset_accelerate()
 
 
 def even_lengths(made: Any) -> None:
