@@ -1,14 +1,15 @@
 """Other people's fused heads on the benchmark's problem: Liger-Kernel, TRL, cut-cross-entropy.
 
 Each is imported where it is found: installed, or unpacked in a folder named by DRIFTSCOPE_PEERS as
-``<folder>/liger-0.6.5``, ``<folder>/liger-0.8.5``, ``<folder>/trl`` and ``<folder>/cce``. A peer that is not there is
-left out.
+``<folder>/liger-0.6.5``, ``<folder>/liger-0.8.5``, ``<folder>/trl`` and ``<folder>/cce`` (wheels, unpacked with their
+.dist-info). A peer that is not there is left out.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -33,6 +34,20 @@ def peers(problem: Problem) -> list[Entry]:
         except ImportError as error:
             print(f"left out: {maker.__name__.strip('_')}: {error}", file=sys.stderr)
     return entries
+
+
+def versions() -> dict[str, str]:
+    """What stands in each folder, from the metadata beside the package, else the installed version."""
+    folder = Path(os.environ.get("DRIFTSCOPE_PEERS", "peers"))
+    found = {}
+    for name, package in (("liger-0.6.5", ""), ("liger-0.8.5", ""), ("trl", "trl"), ("cce", "cut-cross-entropy")):
+        unpacked = next((folder / name).glob("*.dist-info"), None)
+        if unpacked is not None:
+            found[name] = unpacked.name.removesuffix(".dist-info")
+        elif package:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                found[name] = f"{package}-{importlib.metadata.version(package)}"
+    return found
 
 
 def _import(module: str, folder: Path):
@@ -78,7 +93,11 @@ def _liger(problem: Problem, folder: Path, name: str, *, whole: bool) -> list[En
         items = torch.tensor(batch.num_items_in_batch, device=batch.advantages.device)
         extra = {"vllm_is_ratio": batch.is_ratio, "num_items_in_batch": items}
 
+    fresh = [True]
+
     def path(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        if fresh and fresh.pop():
+            torch.compiler.reset()  # what was compiled for another version or size
         hidden_BTD = hidden.view(*problem.targets_BT.shape, -1)
         mask = batch.completion_mask_BT
         return loss(hidden_BTD, weight, problem.targets_BT, mask, batch.advantages, **extra)[0]

@@ -50,13 +50,13 @@ def bench(
     chosen = _scaling_cases() if scaling else cases(_sizes(shapes)) if shapes else cases()
     chosen = [c for c in chosen if head in (None, "trainable" if c.trainable else "frozen")]
     chosen = [c for c in chosen if batch in (None, "ragged" if c.ragged else "dense")]
-    found = _peers(peers)
+    found, versions = _peers(peers)
     results: list[dict[str, Any]] = []
     for case in chosen:
         results.append(run_case(case, torch.bfloat16, device, found, only))
         click.echo("\n".join(line(results[-1])))
         if out is not None:
-            write(out, results, environment(device))
+            write(out, results, {**environment(device), "peers": versions})
     if out is not None and scaling:
         out.with_suffix(".svg").write_text(scaling_plot(results), encoding="utf-8")
     return EXIT_CLEAN
@@ -109,10 +109,10 @@ def _scaling_cases() -> list[Case]:
     ]
 
 
-def _peers(path: Path | None) -> Peers | None:
-    """The function ``peers`` of a Python file."""
+def _peers(path: Path | None) -> tuple[Peers | None, dict[str, str]]:
+    """The function ``peers`` of a Python file, and what its ``versions`` says."""
     if path is None:
-        return None
+        return None, {}
     spec = importlib.util.spec_from_file_location("driftscope_peers", path)
     assert spec is not None
     assert spec.loader is not None
@@ -121,4 +121,4 @@ def _peers(path: Path | None) -> Peers | None:
     if not hasattr(module, "peers"):
         raise UsageError(f"--peers {path}: this file has no function peers(problem).")
     found: Peers = module.peers
-    return found
+    return found, module.versions() if hasattr(module, "versions") else {}
