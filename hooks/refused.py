@@ -11,9 +11,10 @@ import inspect
 import textwrap
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_args
 
-from driftscope.spec import LossSpec
+from driftscope.kernels import liger
+from driftscope.spec import LossSpec, LossType
 
 OPTIONS: dict[str, Callable[[LossSpec], bool]] = {
     "off_policy_mask_threshold": lambda spec: spec.off_policy_threshold is not None,
@@ -26,7 +27,7 @@ OPTIONS: dict[str, Callable[[LossSpec], bool]] = {
 def refused_options(trainer: Any) -> list[dict[str, str]]:
     """Options refused with an error next to ``use_liger_kernel``: option, where, message."""
     classes: tuple[type, type] = (type(trainer), type(trainer.args))
-    return [dict(row) for row in _refused_by(*classes)]
+    return [dict(row) for row in _refused_by(*classes)] + _refused_by_liger(type(trainer))
 
 
 @lru_cache(maxsize=8)
@@ -39,9 +40,24 @@ def _refused_by(trainer_class: type, args_class: type) -> list[dict[str, str]]:
     return found
 
 
+def _refused_by_liger(trainer_class: type) -> list[dict[str, str]]:
+    """Loss types that TRL's own path has and Liger's loss refuses when the training starts."""
+    if not hasattr(trainer_class, "compute_liger_loss"):
+        return []
+    try:
+        source = inspect.getsource(trainer_class._compute_loss)  # type: ignore[attr-defined]
+        refused = liger.refused_loss_types(t for t in get_args(LossType) if f'"{t}"' in source)
+    except (ImportError, OSError, TypeError):
+        return []
+    return [
+        {"option": f"loss_type={name!r}", "where": "Liger's loss", "message": why} for name, why in refused.items()
+    ]
+
+
 def refusal(trainer: Any, spec: LossSpec) -> str | None:
     """Why TRL would refuse this configuration on its fused path, or ``None``."""
-    for row in refused_options(trainer):
+    classes: tuple[type, type] = (type(trainer), type(trainer.args))
+    for row in _refused_by(*classes):
         if OPTIONS[row["option"]](spec):
             return f"TRL refuses {row['option']} together with use_liger_kernel: {row['message']}"
     return None

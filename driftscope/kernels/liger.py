@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -73,6 +73,23 @@ class AlgebraOnly(nn.Module):
             given["per_token_logps"] = logps_BT
         loss, metrics = loss_fn(**given)
         return loss, metrics
+
+
+def refused_loss_types(loss_types: Iterable[str]) -> dict[str, str]:
+    """Those of the loss types that the installed Liger's loss refuses, with its message, found by trying.
+
+    Raises ImportError where Liger is not installed.
+    """
+    refused = {}
+    ones = torch.ones(1, 2)
+    for loss_type in loss_types:
+        settings = {"loss_type": loss_type, "beta": 0.0, "use_ref_model": False, "max_completion_length": 2}
+        try:
+            tried = AlgebraOnly(build_loss(settings), torch.zeros(1, 2, requires_grad=True))
+            tried(ones, ones, torch.zeros(1, 2, dtype=torch.long), ones, torch.ones(1))
+        except (ValueError, NotImplementedError) as error:
+            refused[loss_type] = str(error)
+    return refused
 
 
 def _function_class(module: nn.Module) -> Any:

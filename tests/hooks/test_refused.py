@@ -20,7 +20,10 @@ def test_options_that_raise(tmp_path: Any) -> None:
             "importance_sampling_level",
             "off_policy_mask_threshold",
             "top_entropy_quantile",
+            "loss_type='cispo'",
+            "loss_type='sapo'",
         }
+        assert "sapo" in found["loss_type='sapo'"]["message"]
         assert found["delta"]["where"] == "GRPOConfig.__post_init__"
         assert "two-sided" in found["delta"]["message"]
         assert refusal(made, LossSpec()) is None
