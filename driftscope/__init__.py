@@ -22,6 +22,9 @@ from driftscope.errors import (
 )
 
 if TYPE_CHECKING:
+    from driftscope import dashboards as dashboards
+    from driftscope import hooks as hooks
+    from driftscope import kernels as kernels
     from driftscope.algebra import coefficients
     from driftscope.batch import Coefficients, TokenBatch
     from driftscope.config import DriftscopeConfig
@@ -56,7 +59,10 @@ _HOME = {
     "TokenBatch": "driftscope.batch",
     "attach": "driftscope.hooks.scope",
     "coefficients": "driftscope.algebra",
+    "dashboards": "driftscope.dashboards",
+    "hooks": "driftscope.hooks",
     "judge": "driftscope.verdict",
+    "kernels": "driftscope.kernels",
     "read_run": "driftscope.journal",
 }
 

@@ -12,13 +12,14 @@ def lazy_names(
 ) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """A package's ``__getattr__`` and ``__dir__``.
 
-    namespace: the package's ``globals()``. home: public name -> module that holds it.
+    namespace: the package's ``globals()``. home: public name -> module that holds it, or is it.
     """
 
     def get(name: str) -> Any:
         if name not in home:
             raise AttributeError(f"module {namespace['__name__']!r} has no attribute {name!r}")
-        value = getattr(importlib.import_module(home[name]), name)
+        module = importlib.import_module(home[name])
+        value = module if home[name] == f"{namespace['__name__']}.{name}" else getattr(module, name)
         namespace[name] = value
         return value
 

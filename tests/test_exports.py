@@ -94,3 +94,12 @@ def test_the_version_stands_in_one_form_everywhere():
     changelog = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
     assert re.search(rf"^## \[({re.escape(project['version'])}|Unreleased)\]", changelog, re.MULTILINE)
     assert importlib.metadata.version("driftscope") == project["version"]
+
+
+def test_the_rooms_are_there_after_a_plain_import():
+    """``callbacks=[driftscope.hooks.DriftscopeCallback(...)]`` needs no import but ``import driftscope``."""
+    code = (
+        "import driftscope, sys; assert 'torch' not in sys.modules; "
+        "driftscope.hooks.DriftscopeCallback, driftscope.kernels.fused_linear_logprobs, driftscope.dashboards.render"
+    )
+    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
