@@ -11,7 +11,7 @@ from torch.autograd.function import once_differentiable
 from driftscope.kernels.gemms import Needs
 from driftscope.kernels.head import HeadTransform, check_inputs, compute_dtype, default_workspace_bytes
 from driftscope.kernels.passes import Head, gradients, statistics
-from driftscope.kernels.rows import RowStats
+from driftscope.kernels.row_stats import RowStats
 from driftscope.kernels.scaling import scaled, unit_scale
 
 

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from driftscope.kernels.gemms import GradientSums, Needs, raw_logits
 from driftscope.kernels.head import HeadTransform, padded, statistics_dtype, tile_rows
-from driftscope.kernels.rows import RowStats, row_ops
+from driftscope.kernels.row_stats import RowStats
+from driftscope.kernels.rows import row_ops
 from driftscope.kernels.scaling import unit_scale
 from driftscope.kernels.token_terms import TokenTerms
 

@@ -6,7 +6,6 @@ Shapes: n rows of the tile, V columns. All per-row vectors are float32 (float64 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol, cast
 
 import torch
@@ -14,26 +13,8 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     from driftscope.kernels.head import HeadTransform
+    from driftscope.kernels.row_stats import RowStats
     from driftscope.kernels.token_terms import TokenTerms
-
-
-@dataclass(frozen=True)
-class RowStats:
-    """Softmax statistics of every row. logsumexp(z) = peaks + logsums, kept apart to stay exact for large logits."""
-
-    logps: Tensor  # (n,)
-    entropies: Tensor  # (n,), nats
-    peaks: Tensor  # (n,) max_v z_v
-    logsums: Tensor  # (n,) log sum_v exp(z_v - peak)
-
-    @classmethod
-    def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> RowStats:
-        """Room for the statistics of that many rows."""
-        return cls(*torch.empty(4, rows, dtype=dtype, device=device).unbind(0))
-
-    def part(self, index: slice) -> RowStats:
-        """The same memory, some rows."""
-        return RowStats(self.logps[index], self.entropies[index], self.peaks[index], self.logsums[index])
 
 
 class RowOps(Protocol):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from driftscope.kernels.head import HeadTransform, statistics_dtype
-from driftscope.kernels.rows import RowStats
+from driftscope.kernels.row_stats import RowStats
 from driftscope.kernels.token_terms import TokenTerms, token_losses
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from driftscope.kernels import triton_rows
 from driftscope.kernels.head import HeadTransform
-from driftscope.kernels.rows import RowStats
+from driftscope.kernels.row_stats import RowStats
 from driftscope.kernels.token_terms import TokenTerms
 
 LOAD_BYTES = 16  # of one thread's load
