@@ -33,20 +33,27 @@ from driftscope.hooks.tiny import tiny_tokenizer
 STEPS, DEEP_STEPS = 12, 5  # of a block; the first two warm up
 SPECTRUM_EVERY = DriftscopeConfig.spectrum_every  # the shares are weighed by the default cadence
 DEEP_EVERY = DriftscopeConfig.deep_every
+TIERS = ("light", "spectrum", "deep")
 
 
 class Clock(TrainerCallback):
-    """Wall time of every optimizer step, the device idle at both ends."""
+    """Wall time from the begin of an optimizer step to the begin of the next, the device idle at both ends.
+
+    So what callbacks do at a step's end is in it. The last step of a block has no next one and is left out.
+    """
 
     def __init__(self) -> None:
         self.ms: list[float] = []
+        self._begun: float | None = None
         self.lengths = torch.Generator()  # of the completions: seeded anew, so that every block does the same work
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
-        self._begun = now()
+        begun, self._begun = self._begun, now()
+        if begun is not None:
+            self.ms.append((self._begun - begun) * 1e3)
 
-    def on_step_end(self, *_: Any, **__: Any) -> None:
-        self.ms.append((now() - self._begun) * 1e3)
+    def on_train_begin(self, *_: Any, **__: Any) -> None:
+        self._begun = None
 
 
 def now() -> float:
@@ -140,9 +147,9 @@ def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
         "median_step_ms": ms,
         "overhead_by_tier": each,
         "detached_blocks_ms": [statistics.median(b["ms"]) for b in blocks if b["tier"] == "detached"],
-        "overhead_at_default_cadence": sum(weights[t] * each[t] for t in weights),
+        "overhead_at_default_cadence": sum(weights[t] * each[t] for t in each),
         "recorded_overhead_ms": own,
-        "recorded_overhead_at_default_cadence": sum(weights[t] * own[t] for t in weights) / ms["detached"],
+        "recorded_overhead_at_default_cadence": sum(weights[t] * own[t] for t in own) / ms["detached"],
         "extra_peak_bytes": {t: peaks[t] - peaks["detached"] for t in each},
         "off": [b["off"] for b in blocks if b["off"]],
     }
@@ -155,6 +162,7 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--accumulation", type=int, default=4)
     parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
     parser.add_argument("--cpu", action="store_true")
     args = parser.parse_args()
     warnings.filterwarnings("ignore")
@@ -162,8 +170,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as directory:
         trainer, clock = build(args, directory)
         block(trainer, clock, None)  # warm up
-        tiers = (None, "light", None, "spectrum", "deep")
-        blocks = [block(trainer, clock, tier) for _ in range(args.blocks) for tier in tiers]
+        order = [step for tier in args.tiers for step in (None, tier)]
+        blocks = [block(trainer, clock, tier) for _ in range(args.blocks) for tier in order]
     result = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.cpu else platform.machine(),
         "versions": {n: version(n) for n in ("torch", "trl", "transformers", "liger-kernel")},

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -33,7 +33,3 @@ class Guard:
             self._told(stage, self.off[stage])
         except Exception as second:  # noqa: BLE001 - as above
             self.off["tell"] = f"{type(second).__name__}: {second}"
-
-    def wrap(self, stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        """The function as a guarded callable."""
-        return lambda *args, **kwargs: self.run(stage, function, *args, **kwargs)

@@ -13,7 +13,7 @@ from driftscope.hooks import adapters
 from driftscope.hooks.callback import DriftscopeCallback
 from driftscope.hooks.capture import Capture, MicroBatch
 from driftscope.hooks.guard import Guard
-from driftscope.hooks.head import backbone_name, causal_lm
+from driftscope.hooks.head import backbone_name
 from driftscope.hooks.probe import Probe
 from driftscope.hooks.recorder import Recorder
 from driftscope.records import StepRecord
@@ -222,5 +222,4 @@ class Scope:
 def open_scope(trainer: Any, config: DriftscopeConfig) -> Scope:
     """A scope for a trainer that a callback has found. Raises like ``attach``."""
     adapters.require_grpo(trainer)
-    causal_lm(trainer.model)
     return Scope(trainer, config)

@@ -32,6 +32,7 @@ CASES: dict[str, dict[str, Any]] = {
         "gradient_checkpointing_kwargs": {"use_reentrant": True},
     },
     "llama": {"arch": "llama"},
+    "uneven": {"model_config": {"vocab": 24}, "temperature": 2.0},
     "tied": {"model_config": {"tie_word_embeddings": True}},
     "masked rows": {"mask_truncated_completions": True, "model_config": {"vocab": 24}, "temperature": 2.0},
     "off-policy": {"num_iterations": 2},
@@ -102,7 +103,7 @@ def test_bf16(tmp_path: Any, liger: bool, pure: bool) -> None:
 def test_batches_are_padded_and_uneven(tmp_path: Any) -> None:
     """The cases above do meet left padding and uneven lengths."""
     seen: list[dict[str, Any]] = []
-    with trainer(tmp_path, model_config={"initializer_range": 1.0}, temperature=2.0, max_steps=3) as made:
+    with trainer(tmp_path, **CASES["uneven"], max_steps=3) as made:
         original = made.compute_loss
 
         def look(model: Any, inputs: Any, **kwargs: Any) -> Any:
@@ -112,6 +113,7 @@ def test_batches_are_padded_and_uneven(tmp_path: Any) -> None:
         made.compute_loss = look
         made.train()
     assert any(bool((i["prompt_mask"][:, 0] == 0).any()) for i in seen)
+    assert any(len(set(i["completion_mask"].sum(-1).tolist())) > 1 for i in seen)
 
 
 def test_all_tokens_masked(tmp_path: Any) -> None:
