@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from driftscope.errors import UsageError
 from driftscope.records import Severity, StepRecord
+
+if TYPE_CHECKING:
+    from driftscope.doctor.facts import Facts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,14 +84,20 @@ class Finding:
     title: str
     evidence: str
     remedy: str
+    rule: str = ""
+    """Code of the rule, filled in by whoever evaluates it."""
 
 
 Check = Callable[[StepRecord, Thresholds], Finding | None]
+Predict = Callable[["Facts", Thresholds], Finding | None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rule:
-    """One diagnostic. ``check`` judges one step; it is ``None`` for a rule whose source is the run or a note."""
+    """One diagnostic. ``check`` judges one step of a run, ``predict`` the facts that the doctor measured before it.
+
+    ``check`` is ``None`` for a rule whose source is the run, a note, or the doctor alone.
+    """
 
     code: str
     name: str
@@ -97,8 +106,11 @@ class Rule:
     why: str
     condition: str
     remedy: str
-    check: Check | None
-    source: Literal["step", "run", "note"] = "step"
+    check: Check | None = None
+    source: Literal["step", "run", "note", "doctor"] = "step"
+    predict: Predict | None = None
+    foreseen: str = ""
+    """When ``predict`` fires; ``condition`` says it where the doctor is the only source."""
 
 
 def finite(value: float | None) -> float | None:

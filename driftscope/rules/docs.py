@@ -8,18 +8,30 @@ from pathlib import Path
 from driftscope.rules.base import Rule
 from driftscope.rules.registry import registry
 
-_SOURCES = {"step": "each analysed step", "run": "the run's settings", "note": "the run's notes"}
+_SOURCES = {
+    "step": "each analysed step",
+    "run": "the run's settings",
+    "note": "the run's notes",
+    "doctor": "the doctor's facts",
+}
 
 
 def page(rule: Rule) -> str:
     """The Markdown page of a rule."""
+    foreseen = f"Before a run (`driftscope doctor`): {rule.foreseen}\n\n" if rule.foreseen else ""
     return (
         f"# {rule.code}: {rule.title}\n\n"
-        f"`{rule.name}`, group: {rule.group}, judged from {_SOURCES[rule.source]}\n\n"
+        f"`{rule.name}`, group: {rule.group}, judged from {_sources(rule)}\n\n"
         f"## Why it matters\n\n{rule.why}\n\n"
-        f"## When it fires\n\n{rule.condition}\n\n"
+        f"## When it fires\n\n{rule.condition}\n\n{foreseen}"
         f"## What to do\n\n{rule.remedy}\n"
     )
+
+
+def _sources(rule: Rule) -> str:
+    """What the rule judges, in words."""
+    both = rule.predict is not None and rule.source != "doctor"
+    return _SOURCES[rule.source] + (f" and {_SOURCES['doctor']}" if both else "")
 
 
 def index() -> str:

@@ -1,57 +1,73 @@
-"""All rules, and their evaluation on a step."""
+"""All rules, those of other packages included, and their evaluation on a step."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import importlib
+import importlib.metadata
+import pkgutil
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 
 from driftscope.records import AlertRecord, StepRecord
-from driftscope.rules import (
-    ds101_grad_norm_gap,
-    ds102_is_correction,
-    ds103_normalizer,
-    ds104_tool_mask,
-    ds105_kl_bias_correction,
-    ds106_delta_clamp,
-    ds107_logit_transform,
-    ds108_head_adapter,
-    ds109_unexplained,
-    ds110_reported_norm,
-    ds111_refused_options,
-    ds112_reference_error,
-    ds201_truncated_support,
-    ds202_ratio_collapsed,
-    ds203_all_masked,
-    ds401_nonfinite,
-    ds402_nothing_to_train,
-    ds901_probe_failed,
-)
 from driftscope.rules.base import Rule, Thresholds
 
-_MODULES = (
-    ds101_grad_norm_gap,
-    ds102_is_correction,
-    ds103_normalizer,
-    ds104_tool_mask,
-    ds105_kl_bias_correction,
-    ds106_delta_clamp,
-    ds107_logit_transform,
-    ds108_head_adapter,
-    ds109_unexplained,
-    ds110_reported_norm,
-    ds111_refused_options,
-    ds112_reference_error,
-    ds201_truncated_support,
-    ds202_ratio_collapsed,
-    ds203_all_masked,
-    ds401_nonfinite,
-    ds402_nothing_to_train,
-    ds901_probe_failed,
-)
+ENTRY_POINTS = "driftscope.rules"
+"""Group of entry points under which another package registers a ``Rule``."""
+_MODULE = re.compile(r"ds\d{3}_\w+")
+_CODE = re.compile(r"[A-Z]{2,8}\d{3,4}")
 
 
 def registry() -> tuple[Rule, ...]:
-    """All rules, ordered by code."""
-    return tuple(sorted((module.RULE for module in _MODULES), key=lambda rule: rule.code))
+    """All rules, ordered by code: one from each ``ds<number>_<name>`` module, and those of entry points.
+
+    An entry point that fails to load, is no ``Rule``, or takes a code that is in use or not of the form ``ABC123`` is
+    left out with a warning.
+    """
+    return _all_rules()
+
+
+@lru_cache(maxsize=1)
+def _all_rules() -> tuple[Rule, ...]:
+    package = importlib.import_module("driftscope.rules")
+    names = sorted(m.name for m in pkgutil.iter_modules(package.__path__) if _MODULE.fullmatch(m.name))
+    rules: dict[str, Rule] = {}
+    for name in names:
+        rule: Rule = importlib.import_module(f"driftscope.rules.{name}").RULE
+        rules[rule.code] = rule
+    for rule in _third_parties(frozenset(rules)):
+        rules[rule.code] = rule
+    return tuple(rules[code] for code in sorted(rules))
+
+
+def _third_parties(taken: frozenset[str]) -> Iterator[Rule]:
+    """The rules that other packages registered."""
+    used = set(taken)
+    for point in importlib.metadata.entry_points(group=ENTRY_POINTS):
+        try:
+            rule = point.load()
+            why = _unusable(rule, used)
+        except Exception as error:  # noqa: BLE001 - another package's code must not take ours down
+            why = f"{type(error).__name__}: {error}"
+        if why is not None:
+            warnings.warn(
+                f"driftscope: rule {point.name!r} ({point.value}) is left out: {why}", RuntimeWarning, stacklevel=2
+            )
+            continue
+        used.add(rule.code)
+        yield rule
+
+
+def _unusable(rule: object, used: set[str]) -> str | None:
+    """Why an object cannot be a registered rule, or ``None``."""
+    if not isinstance(rule, Rule):
+        return f"it is a {type(rule).__name__}, not a driftscope.rules.Rule"
+    if not _CODE.fullmatch(rule.code):
+        return f"its code {rule.code!r} is not of the form ABC123"
+    if rule.code in used:
+        return f"its code {rule.code} is in use"
+    return None
 
 
 def evaluate(
