@@ -55,11 +55,18 @@ class DriftscopeConfig:
     kept_mass_tokens: int = 512
     """Tokens per micro-batch on which the kept mass of truncated sampling is computed (it sorts the vocabulary)."""
 
+    canary_tokens: int = 256
+    """Tokens that the weight-sync canary scores again, at most on every analysed step; 0 switches it off."""
+
+    canary_bytes: int = 4 * 2**30
+    """Upper bound of the copy of the trainable weights that the canary keeps on the host; larger ones are not kept,
+    and stale weights are then not told from other causes."""
+
     scatter_points: int = 256
     """Tokens per micro-batch kept for the report's coefficient scatter."""
 
     def __post_init__(self) -> None:
-        for name in ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points"):
+        for name in ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points", "canary_tokens"):
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)!r} must not be negative; 0 switches it off.")
         if not 1.0 < self.gap_warning <= self.gap_critical:

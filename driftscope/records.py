@@ -132,6 +132,29 @@ class IsRatio(_Model):
     note: str | None = None
 
 
+class CanaryRecord(_Model):
+    """The weight-sync canary: which weights the sampling engine agrees with, on a few tokens sampled just before.
+
+    All figures are root mean squares of log-prob differences in nats a token.
+    """
+
+    tokens: int = 0
+    agrees_with: Literal["current", "previous", "adapter_off", "part"] = "current"
+    stale_modules: list[str] = Field(default_factory=list, description="modules whose weights are old in the engine")
+    snapshot_step: int | None = Field(None, description="step of the older weights that were compared")
+    distances: dict[str, float] = Field(
+        default_factory=dict, description="engine against the trainer under: current, previous, adapter_off"
+    )
+    noise_floor: float | None = Field(
+        None, description="the trainer against itself: other batch split, other attention order"
+    )
+    bf16_noise: float | None = Field(None, description="the trainer against itself in bfloat16")
+    own_shift: float | None = Field(None, description="the batch's old log-probs against a rescoring, dropout off")
+    rms: float | None = Field(None, description="the log ratio")
+    rest_rms: float | None = Field(None, description="what no known cause explains of it")
+    note: str | None = None
+
+
 class CoefPoint(_Model):
     """One sampled token for the scatter of coefficients."""
 
@@ -157,6 +180,7 @@ class StepRecord(_Model):
     live_grad_norm: float | None = Field(None, description="what the trainer clips on; last micro-batch of the window")
     gap: Gap | None = None
     is_ratio: IsRatio | None = None
+    canary: CanaryRecord | None = None
     causes: list[Cause] = Field(default_factory=list)
     unexplained: Unexplained | None = None
     residual: float | None = Field(None, description="part of the live hidden gradient that no coefficient explains")

@@ -13,6 +13,7 @@ from driftscope import algebra, is_ratio
 from driftscope.batch import Coefficients, TokenBatch
 from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
+from driftscope.hooks.canary import Canary
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.compare import Comparison, Paths
 from driftscope.hooks.correct import FusedHead
@@ -22,6 +23,7 @@ from driftscope.hooks.guard import Guard
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, causal_lm
 from driftscope.hooks.headpass import HeadPass, Heads
 from driftscope.hooks.refused import refusal
+from driftscope.hooks.rescore import Tokens
 from driftscope.hooks.shadow import LigerPath, reference_algebra
 from driftscope.records import IsRatio, PathRecord, StepRecord
 from driftscope.spec import LossSpec
@@ -44,6 +46,7 @@ class Probe:
         self.fused: FusedHead | None = None
         self.heads = Heads(trainer, self.inner, config)
         self.deep = DeepWindow(trainer, guard, self.heads.rows)
+        self.canary = Canary(trainer, config)
 
     def analyse(self, batch: MicroBatch, record: StepRecord) -> StepRecord:
         """Fill the record of one captured micro-batch."""
@@ -99,6 +102,8 @@ class Probe:
         run("attribution", comparison.fill, record, scatter=self.config.scatter_points)
         if record.is_ratio is not None and passed.kept_N is not None:
             run("kept_mass", self._explain_ratio, spec, passed, record)
+        if self.config.canary_tokens and record.is_ratio is not None and record.micro_step == 0 and self.canary.due():
+            run("canary", self._canary, inputs, passed, record)
         if record.tier == "deep":
             if self.liger is not None and paths.liger is not None:
                 run("fused_call", self._fused_call, inputs, passed, paths.liger, record)
@@ -145,6 +150,21 @@ class Probe:
         shell = passed.scene.batches[MODEL_HEAD]
         log_ratio = algebra.raw_log_ratio_BT(spec, shell)[passed.scene.rows_BT]
         is_ratio.truncated_support(record.is_ratio, log_ratio, passed.kept_N)
+
+    def _canary(self, inputs: adapters.Inputs, passed: HeadPass, record: StepRecord) -> None:
+        """Which weights, and which sampling settings, the engine's log-probs agree with."""
+        why = adapters.sharded(self.trainer)
+        if why is not None:
+            record.unavailable["canary"] = f"the weights cannot be put back and forth in one process: {why}"
+            return
+
+        def logits_of(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = passed.hidden_BTD[tokens.rows][tokens.keep_BT]
+            with torch.no_grad():
+                logits = self.heads.logits[MODEL_HEAD](hidden)
+            return logits, inputs["completion_ids"][tokens.rows][tokens.keep_BT]
+
+        self.canary.look(inputs, logits_of, record)
 
     def _fused_call(self, inputs: adapters.Inputs, passed: HeadPass, shadow: Coefficients, record: StepRecord) -> None:
         """Liger's real fused call on the captured hidden states, against its own algebra through the raw head."""
