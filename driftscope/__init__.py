@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from driftscope.algebra import coefficients
     from driftscope.batch import Coefficients, TokenBatch
     from driftscope.config import DriftscopeConfig
+    from driftscope.hooks.doctor.diagnose import diagnose
+    from driftscope.hooks.doctor.fixes import fix
+    from driftscope.hooks.doctor.flow import gradient_flow
+    from driftscope.hooks.doctor.reward import reward_lora_config
     from driftscope.hooks.scope import attach
     from driftscope.journal import read_run
     from driftscope.spec import LossSpec
@@ -48,8 +52,12 @@ __all__ = [
     "__version__",
     "attach",
     "coefficients",
+    "diagnose",
+    "fix",
+    "gradient_flow",
     "judge",
     "read_run",
+    "reward_lora_config",
 ]
 
 _HOME = {
@@ -60,10 +68,14 @@ _HOME = {
     "attach": "driftscope.hooks.scope",
     "coefficients": "driftscope.algebra",
     "dashboards": "driftscope.dashboards",
+    "diagnose": "driftscope.hooks.doctor.diagnose",
+    "fix": "driftscope.hooks.doctor.fixes",
+    "gradient_flow": "driftscope.hooks.doctor.flow",
     "hooks": "driftscope.hooks",
     "judge": "driftscope.verdict",
     "kernels": "driftscope.kernels",
     "read_run": "driftscope.journal",
+    "reward_lora_config": "driftscope.hooks.doctor.reward",
 }
 
 __getattr__, __dir__ = lazy_names(globals(), _HOME)

@@ -11,6 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from driftscope.mismatch.model import Mismatch
+
 SCHEMA_VERSION = 1
 
 Severity = Literal["info", "warning", "critical"]
@@ -180,6 +182,7 @@ class StepRecord(_Model):
     live_grad_norm: float | None = Field(None, description="what the trainer clips on; last micro-batch of the window")
     gap: Gap | None = None
     is_ratio: IsRatio | None = None
+    mismatch: Mismatch | None = None
     canary: CanaryRecord | None = None
     causes: list[Cause] = Field(default_factory=list)
     unexplained: Unexplained | None = None

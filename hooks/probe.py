@@ -25,6 +25,7 @@ from driftscope.hooks.headpass import HeadPass, Heads
 from driftscope.hooks.refused import refusal
 from driftscope.hooks.rescore import Tokens
 from driftscope.hooks.shadow import LigerPath, reference_algebra
+from driftscope.mismatch import figures, measure_mismatch
 from driftscope.records import IsRatio, PathRecord, StepRecord
 from driftscope.spec import LossSpec
 from driftscope.spectrum import solve
@@ -85,6 +86,22 @@ class Probe:
         log_ratio = algebra.raw_log_ratio_BT(spec, shell)
         record.is_ratio = is_ratio.describe_ratio(
             spec, log_ratio, adapters.policy_mask(inputs), inputs.get("importance_sampling_ratio")
+        )
+        if record.tier != "light":
+            self.guard.run("mismatch", self._mismatch, spec, inputs, record)
+
+    def _mismatch(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord) -> None:
+        """All figures of the mismatch between trainer and engine, in one pass and one copy to the host."""
+        record.mismatch = figures(
+            measure_mismatch(
+                inputs["old_per_token_logps"],
+                inputs["sampling_per_token_logps"],
+                adapters.policy_mask(inputs),
+                applied=inputs.get("importance_sampling_ratio"),
+                applied_level="sequence" if spec.is_mode.startswith("sequence") else "token",
+                cap=spec.is_cap,
+                floor=spec.is_floor,
+            )
         )
 
     def _compare(self, batch: MicroBatch, spec: LossSpec, passed: HeadPass, record: StepRecord) -> None:

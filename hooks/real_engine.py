@@ -58,6 +58,24 @@ def real_engine(
         yield engines
 
 
+def import_trl() -> Any:
+    """TRL, also one from before 1.0 under transformers 5.
+
+    That one reads transformers' package check as a truth value, and transformers 5 returns a pair; so every optional
+    package would look installed. Only while TRL is imported does the check answer with the first of the pair.
+    """
+    checks = importlib.import_module("transformers.utils.import_utils")
+    check = checks._is_package_available
+
+    def first(name: str, return_version: bool = False) -> Any:
+        answer = check(name, return_version=return_version)
+        return answer[0] if isinstance(answer, tuple) and not return_version else answer
+
+    with patch.object(checks, "_is_package_available", first):
+        importlib.import_module("trl.import_utils")
+    return importlib.import_module("trl")
+
+
 def _vllm() -> Any:
     try:
         return importlib.import_module("vllm")

@@ -72,6 +72,13 @@ class Recorder:
             guard.run("metrics", self._log_metrics, window)
         return alerts
 
+    def alert(self, alert: AlertRecord) -> None:
+        """Journal and show a finding that is not from a step's record."""
+        self.alerts.append(alert)
+        self._journal(alert)
+        if self.console is not None:
+            self.console.alert(alert)
+
     def _judge(self, window: list[StepRecord]) -> list[AlertRecord]:
         from driftscope.rules import Thresholds, evaluate
 

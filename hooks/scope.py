@@ -122,6 +122,10 @@ class Scope:
         started = time.perf_counter()
         try:
             loss = self._originals["training_step"](*args, **kwargs)
+        except RuntimeError as error:
+            if "does not require grad" in str(error):
+                self.guard.run("gradient_flow", self._explain, error)
+            raise
         finally:
             if self._capture is not None:
                 self._capture.current = None
@@ -133,6 +137,12 @@ class Scope:
                 self._carried_ms = 0.0
         self._micro_step += 1
         return loss
+
+    def _explain(self, error: RuntimeError) -> None:
+        """The loss had no graph: record why, and say it in the error that goes on."""
+        from driftscope.hooks.doctor.explain import explain
+
+        self.recorder.alert(explain(self.trainer, error, self._step))
 
     def _compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         batch = self._capture.current if self._capture is not None else None

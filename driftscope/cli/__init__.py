@@ -15,6 +15,7 @@ from driftscope import __version__
 from driftscope.cli.bench import bench
 from driftscope.cli.check import check
 from driftscope.cli.demo import demo
+from driftscope.cli.doctor import doctor
 from driftscope.cli.report import report
 from driftscope.errors import EXIT_CLEAN, EXIT_USAGE, DriftscopeError
 
@@ -27,7 +28,7 @@ def commands() -> None:
     """Is the loss that a GRPO run optimises the loss that was configured?"""
 
 
-for _verb in (bench, check, demo, report):
+for _verb in (bench, check, demo, doctor, report):
     commands.add_command(_verb)
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 Status = Literal["honoured", "dropped", "differs", "refused", "unavailable"]
 Checkpointing = Literal["none", "reentrant", "non-reentrant"]
+CutKind = Literal["reentrant", "reentrant-keyword", "detached", "inside", "not called", "no_grad", "after"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +81,12 @@ class GradientFlow:
     """What the backward raised."""
     trainable: int = 0
     """Number of trainable parameters (tensors)."""
+    cut_kind: CutKind | None = None
+    """How the graph is cut; ``None`` where nothing is missing or the place was not found."""
+    adapters: int = 0
+    """Number of trainable parameters (tensors) that belong to adapters."""
+    adapters_missing: int = 0
+    """How many of those get no gradient, or an unexplained zero."""
     checkpointing: Checkpointing = "none"
     fixes: tuple[FlowFix, ...] = ()
     """Remedies that were tried, the best first; empty where nothing is missing."""
@@ -123,6 +130,28 @@ class RewardFacts:
     input_grads: bool | None = None
     """Whether the embedding's output requires a gradient during the forward."""
     flow: GradientFlow | None = None
+    flow_error: str | None = None
+    """Why ``flow`` could not be measured."""
+    model_class: str = ""
+    """Name of the model's class, without PEFT's wrapper."""
+    reward_shape: tuple[int, ...] | None = None
+    """Shape of the logits of one sequence: (1,) for a reward."""
+    head_modules: tuple[str, ...] = ()
+    """The head and whatever else with weights stands between backbone and logits, in the order of the forward."""
+    unsaved: tuple[str, ...] = ()
+    """Those of ``head_modules`` whose weights are not in what PEFT saves; empty without PEFT."""
+    head_adapted: bool | None = None
+    """Whether an adapter works on the head; ``None`` without PEFT."""
+    adapters_reached: int | None = None
+    """Number of adapted modules of which some adapter weight got a gradient other than zero."""
+    peft_error: str | None = None
+    """What PEFT raised when it was to put the adapter on the model."""
+    pairs: int = 0
+    """Number of pairs (chosen, rejected) in the batch."""
+    loss: float | None = None
+    """The pairwise loss of the batch."""
+    trainer: bool = False
+    """Whether a trainer's own batch and loss were used; else a synthetic batch, or the one given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,7 +162,9 @@ class ModelFacts:
     copy: bool = False
     """Whether a shrunk random copy was measured, not the model itself."""
     dtype: str = ""
-    """dtype of the trainable weights: float32, bfloat16, float16."""
+    """dtype of most trainable weights: float32, bfloat16, float16."""
+    dtypes: Mapping[str, int] = field(default_factory=dict)
+    """Number of trainable weights by dtype."""
     lost_update_share: float | None = None
     """Share of trainable weights that an optimizer step of size learning_rate leaves unchanged by rounding."""
     kept_mass: float | None = None
@@ -142,6 +173,13 @@ class ModelFacts:
     """Standard deviation of a token's log-prob between the run's dtype and float32."""
     reference_kl: float | None = None
     """Mean k3 KL a token between policy and reference model before the first step."""
+    reference: str = ""
+    """Where the reference comes from, in words."""
+    log_collision: float | None = None
+    """Mean over sampled tokens of log sum_v p_v^2, nats, at the sampling temperature: times the number of tokens it is
+    the log-probability that two completions of a prompt are identical."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Which of these could not be measured -> why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +194,11 @@ class Settings:
     source: str = ""
     refusal: str | None = None
     """What TRL's own classes raised for these settings."""
+    processes: int = 1
+    """Number of processes: as launched, else one a CUDA device of this machine."""
+    logprobs_mode: str | None = None
+    """Which log-probs the installed TRL asks its sampling engine for (``processed_logprobs``: of the distribution that
+    is sampled; ``raw_logprobs``: before temperature and truncation); ``None`` where its code does not say."""
 
     def get(self, name: str, default: Any = None) -> Any:
         """The value of a setting, ``default`` where the installed TRL has none of that name or where it is unset."""

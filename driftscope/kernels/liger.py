@@ -35,6 +35,19 @@ def uncompiled(module: nn.Module) -> nn.Module:
     return twin
 
 
+def layer_kernels_off(model_type: str) -> dict[str, bool]:
+    """A ``liger_kernel_config`` with every kernel for the layers of this architecture off.
+
+    They need a GPU, and are put into transformers' classes for the rest of the process. Raises ImportError where Liger
+    is not installed.
+    """
+    from liger_kernel.transformers.monkey_patch import MODEL_TYPE_TO_APPLY_LIGER_FN
+
+    apply = MODEL_TYPE_TO_APPLY_LIGER_FN.get(model_type)
+    known = inspect.signature(apply).parameters if apply is not None else {}
+    return {name: False for name, p in known.items() if isinstance(p.default, bool)}
+
+
 def accepts(module: nn.Module, argument: str) -> bool:
     """Whether the module's forward takes this argument."""
     return argument in inspect.signature(type(module).forward).parameters

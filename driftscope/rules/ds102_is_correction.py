@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from driftscope._text import sig
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
 from driftscope.rules._ratios import applied_mean
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -19,6 +21,18 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         would="drop the importance sampling correction",
         remedy=RULE.remedy,
         extra=_ratio(record),
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("is_correction",),
+        does="drops the importance sampling correction",
+        remedy=RULE.remedy,
+        extra="the ratio of the synthetic batch is about 0.8 a token",
     )
 
 
@@ -51,4 +65,6 @@ RULE = Rule(
         "other silent differences are gone in 1.13), or set use_liger_kernel=False until then."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ": its importance sampling ratio is about 0.8 a token.",
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from driftscope._text import sig
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -18,6 +20,18 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         would="divide the loss by another number than configured",
         remedy=RULE.remedy,
         extra=_normalizers(record),
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("normalizer",),
+        does="divides the loss by another number than configured",
+        remedy=RULE.remedy,
+        extra="the other micro-batches of the synthetic window are 1.6 times as long",
     )
 
 
@@ -59,4 +73,6 @@ RULE = Rule(
         "batch."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ": the other micro-batches of its window are 1.6 times as long.",
 )

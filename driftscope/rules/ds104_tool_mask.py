@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -17,6 +19,17 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         would="train on tool results: it drops the tool mask",
         remedy=RULE.remedy,
         extra=_tokens(record),
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("tool_mask",),
+        does="trains on tool results: it drops the tool mask",
+        remedy=RULE.remedy,
     )
 
 
@@ -49,4 +62,6 @@ RULE = Rule(
         "set use_liger_kernel=False for runs with tools."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ".",
 )

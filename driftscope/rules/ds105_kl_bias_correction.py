@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -15,6 +17,17 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         "kl_bias_correction",
         does="drops the bias correction of the KL term (use_bias_correction_kl)",
         would="drop the bias correction of the KL term (use_bias_correction_kl)",
+        remedy=RULE.remedy,
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("kl_bias_correction",),
+        does="drops the bias correction of the KL term (use_bias_correction_kl)",
         remedy=RULE.remedy,
     )
 
@@ -41,4 +54,6 @@ RULE = Rule(
         "(or beta=0.0) so that the run says what it does."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ", with beta=0.5.",
 )

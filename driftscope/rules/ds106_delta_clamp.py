@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -15,6 +17,17 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         "delta_clamp",
         does="drops the upper clamp of the policy ratio (delta)",
         would="drop the upper clamp of the policy ratio (delta)",
+        remedy=RULE.remedy,
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("delta",),
+        does="drops the upper clamp of the policy ratio (delta)",
         remedy=RULE.remedy,
     )
 
@@ -41,4 +54,6 @@ RULE = Rule(
         "whose fused path applies it."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ", some of whose ratios exceed delta.",
 )

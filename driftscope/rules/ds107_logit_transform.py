@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
 from driftscope.rules._head import head_words
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -18,6 +20,17 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         would="skip what the model does to its logits",
         remedy=RULE.remedy,
         extra=head_words(record),
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("logit_softcap", "logit_scale"),
+        does="skips what the model does to its logits",
+        remedy=RULE.remedy,
     )
 
 
@@ -42,4 +55,6 @@ RULE = Rule(
         "scale and can be used instead."
     ),
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ", on a tiny random model with such a head.",
 )

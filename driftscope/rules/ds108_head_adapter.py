@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from driftscope.doctor.facts import Facts
 from driftscope.records import StepRecord
 from driftscope.rules._causes import cause_finding
 from driftscope.rules._head import head_words
+from driftscope.rules._stack import FORESEEN, dropped_finding
 from driftscope.rules.base import Finding, Rule, Thresholds
 
 
@@ -18,6 +20,17 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
         would="ignore the adapter on lm_head",
         remedy=RULE.remedy,
         extra=head_words(record),
+    )
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the stack probe found the term left out of the path that is to train."""
+    return dropped_finding(
+        facts,
+        thresholds,
+        ("head_adapter",),
+        does="ignores the adapter on lm_head",
+        remedy=RULE.remedy,
     )
 
 
@@ -39,4 +52,6 @@ RULE = Rule(
     ),
     remedy="Remove 'lm_head' from target_modules of the LoraConfig, or set use_liger_kernel=False.",
     check=check,
+    predict=predict,
+    foreseen=FORESEEN + ", on a tiny random model with such an adapter.",
 )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from driftscope._text import percent, sig
+from driftscope.doctor.facts import Facts
 from driftscope.records import Severity, StepRecord
 from driftscope.rules._causes import OWN_PATH_REMEDY, find_cause, shadow_subject, subject
+from driftscope.rules._stack import WHOLE, live_rows, severity_of, words
 from driftscope.rules.base import (
     Finding,
     Rule,
@@ -55,6 +57,26 @@ def _significant(record: StepRecord, thresholds: Thresholds, noise: float) -> bo
     return ratio is not None and crossed(ratio, 1.0 + thresholds.effect, noise)
 
 
+ALL_TOGETHER = (
+    "Try the settings in pairs: run the doctor with one of them at its default at a time. If the live path is "
+    "Liger's, set use_liger_kernel=False until it is clear."
+)
+
+
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where the whole configuration is computed otherwise, and each of its terms as configured."""
+    whole = [r for r in live_rows(facts, ("differs",)) if r.feature == WHOLE]
+    others = [r for r in live_rows(facts, ("dropped", "differs")) if r.feature != WHOLE]
+    if not whole or others:
+        return None
+    return Finding(
+        severity_of(whole, thresholds),
+        "Together, the settings make a loss that no single one explains",
+        "; ".join(map(words, whole)) + "; every setting by itself is honoured, or could not be tried",
+        ALL_TOGETHER,
+    )
+
+
 def _evidence(record: StepRecord) -> str:
     left, parts = record.unexplained, []
     if left is not None:
@@ -91,4 +113,10 @@ RULE = Rule(
         "the sort is there, report the run's records."
     ),
     check=check,
+    predict=predict,
+    foreseen=(
+        "The stack probe ran the path that is to train with all loss settings of the configuration at once, on a "
+        "small synthetic batch: its gradient is off by more than 0.1%, and each setting by itself is honoured. "
+        "Critical if the norm is off by gap_critical (10) or more, else warning."
+    ),
 )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from driftscope._text import percent, sig
+from driftscope.doctor.facts import Facts
 from driftscope.records import Severity, StepRecord
+from driftscope.rules._stack import different_finding
 from driftscope.rules.base import Finding, Rule, Thresholds, crossed, finite, noise_floor
 
 
@@ -29,6 +31,15 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
     return Finding(severity, RULE.title, "; ".join(parts), RULE.remedy)
 
 
+def predict(facts: Facts, thresholds: Thresholds) -> Finding | None:
+    """Fires where TRL's own path is to train and computes a setting that is in use otherwise."""
+    remedy = (
+        "Leave the setting at its default, or use a TRL version whose own path the probe finds to honour it; "
+        "switching paths does not help."
+    )
+    return different_finding(facts, thresholds, path="reference", title=RULE.title, remedy=remedy)
+
+
 RULE = Rule(
     code="DS112",
     name="reference-differs-from-oracle",
@@ -50,4 +61,11 @@ RULE = Rule(
         "coef_error until this is clear."
     ),
     check=check,
+    predict=predict,
+    foreseen=(
+        "TRL's own path is what trains, and the stack probe found a setting in use that it computes otherwise than "
+        "the oracle, by more than 0.1% on a small synthetic batch: left out with no rule of its own "
+        "(steps_per_generation ...), or neither on nor off (a loss type). Critical if the norm is off by "
+        "gap_critical (10) or more, else warning."
+    ),
 )

@@ -5,9 +5,10 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from driftscope.errors import UsageError
-from driftscope.hooks.tiny import save_tiny, tiny_model, tiny_tokenizer, words
+from driftscope.hooks.tiny import save_tiny, tiny_model, tiny_reward_model, tiny_tokenizer, words
 
-ARCHS = ("qwen2", "llama", "gemma2", "cohere")
+ARCHS = ("qwen2", "llama", "gemma2", "cohere", "mistral", "gpt2")
+REWARD_ARCHS = tuple(arch for arch in ARCHS if arch != "cohere")
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -28,6 +29,8 @@ def test_same_arguments_same_weights_and_the_global_random_state_untouched(arch)
         ("llama", lambda z, c: z),
         ("gemma2", lambda z, c: c.final_logit_softcapping * torch.tanh(z / c.final_logit_softcapping)),
         ("cohere", lambda z, c: c.logit_scale * z),
+        ("mistral", lambda z, c: z),
+        ("gpt2", lambda z, c: z),
     ],
 )
 def test_the_head_transforms_the_logits_as_its_architecture_does(arch, head):
@@ -37,7 +40,25 @@ def test_the_head_transforms_the_logits_as_its_architecture_does(arch, head):
         expected = head(model.lm_head(out.hidden_states[-1]), model.config)
     torch.testing.assert_close(out.logits, expected)
     plain = model.lm_head(out.hidden_states[-1])
-    assert torch.allclose(out.logits, plain, rtol=1e-3) == (arch in ("qwen2", "llama"))
+    assert torch.allclose(out.logits, plain, rtol=1e-3) == (arch not in ("gemma2", "cohere"))
+
+
+@pytest.mark.parametrize("arch", REWARD_ARCHS)
+def test_a_reward_model_answers_one_number_a_sequence(arch):
+    before = torch.get_rng_state()
+    first, again = tiny_reward_model(arch, seed=3), tiny_reward_model(arch, seed=3)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert torch.equal(first.score.weight, again.score.weight)
+    assert {p.dtype for p in first.parameters()} == {torch.float32}
+    assert first.config.num_labels == 1
+    with torch.no_grad():
+        assert first(input_ids=torch.arange(8).reshape(2, 4)).logits.shape == (2, 1)
+    assert tiny_reward_model(arch, num_labels=3, vocab=64).score.out_features == 3
+
+
+def test_an_architecture_without_a_reward_class_is_refused():
+    with pytest.raises(UsageError, match=r"cohere.*no class for AutoModelForSequenceClassification"):
+        tiny_reward_model("cohere")
 
 
 def test_overrides_reach_the_configuration():

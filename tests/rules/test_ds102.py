@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import honest_ratio, step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -58,3 +59,28 @@ def test_it_names_the_setting_and_the_version():
     remedy = found(step(ratio=20.0, causes=[("is_correction", 1.0, 20.0)], is_ratio=honest_ratio())).remedy
     assert "use_liger_kernel=False" in remedy
     assert "1.13" in remedy
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS102", row("is_correction", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "importance sampling correction" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS102", row("is_correction", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS102", row("is_correction", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS102", row("is_correction", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("is_correction", "honoured", 1.0),
+        row("is_correction", "unavailable"),
+        row("is_correction", "refused", message="no"),
+        row("is_correction", "differs", 3.0),
+        row("is_correction", "dropped", 12.0, in_use=False),
+        row("is_correction", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS102", quiet) is None
+    own = predicted("DS102", row("is_correction", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -61,3 +62,28 @@ def test_both_divisors_are_named():
     evidence = found(record).evidence
     assert "liger 50.00 (measured 50.01)" in evidence
     assert "reference 100.0" in evidence
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS103", row("normalizer", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "another number" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS103", row("normalizer", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS103", row("normalizer", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS103", row("normalizer", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("normalizer", "honoured", 1.0),
+        row("normalizer", "unavailable"),
+        row("normalizer", "refused", message="no"),
+        row("normalizer", "differs", 3.0),
+        row("normalizer", "dropped", 12.0, in_use=False),
+        row("normalizer", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS103", quiet) is None
+    own = predicted("DS103", row("normalizer", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -57,3 +58,28 @@ def test_a_biased_ratio_comes_before_leaving_the_path():
 def test_the_tool_tokens_are_counted():
     record = step(ratio=2.0, causes=[("tool_mask", 1.0, 2.0)], tokens=80, completion_tokens=100)
     assert "20 of 100 completion tokens" in found(record).evidence
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS104", row("tool_mask", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "tool" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS104", row("tool_mask", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS104", row("tool_mask", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS104", row("tool_mask", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("tool_mask", "honoured", 1.0),
+        row("tool_mask", "unavailable"),
+        row("tool_mask", "refused", message="no"),
+        row("tool_mask", "differs", 3.0),
+        row("tool_mask", "dropped", 12.0, in_use=False),
+        row("tool_mask", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS104", quiet) is None
+    own = predicted("DS104", row("tool_mask", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

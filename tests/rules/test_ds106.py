@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -52,3 +53,28 @@ def test_a_biased_ratio_comes_before_leaving_the_path():
     assert "use_liger_kernel=False" not in remedy or remedy.startswith(
         "First make the importance sampling ratio honest"
     )
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS106", row("delta", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "delta" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS106", row("delta", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS106", row("delta", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS106", row("delta", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("delta", "honoured", 1.0),
+        row("delta", "unavailable"),
+        row("delta", "refused", message="no"),
+        row("delta", "differs", 3.0),
+        row("delta", "dropped", 12.0, in_use=False),
+        row("delta", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS106", quiet) is None
+    own = predicted("DS106", row("delta", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -62,3 +63,28 @@ def test_the_measured_head_is_named():
     assert "softcap=30.00" in evidence
     assert "scale=0.06250" in evidence
     assert "adapter" not in evidence
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS107", row("logit_softcap", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "logits" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS107", row("logit_softcap", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS107", row("logit_softcap", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS107", row("logit_softcap", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("logit_softcap", "honoured", 1.0),
+        row("logit_softcap", "unavailable"),
+        row("logit_softcap", "refused", message="no"),
+        row("logit_softcap", "differs", 3.0),
+        row("logit_softcap", "dropped", 12.0, in_use=False),
+        row("logit_softcap", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS107", quiet) is None
+    own = predicted("DS107", row("logit_softcap", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

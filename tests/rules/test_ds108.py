@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step, truncated_ratio
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -61,3 +62,28 @@ def test_the_measured_head_is_named():
     evidence = found(record).evidence
     assert "measured head: adapter" in evidence
     assert "scale" not in evidence
+
+
+def test_before_a_run_a_dropped_term_in_use_fires():
+    finding = predicted("DS108", row("head_adapter", "dropped", 1.2))
+    assert finding.severity == "warning"
+    assert "adapter" in finding.title and finding.title.startswith("The fused Liger path")
+    assert "1.20" in finding.evidence
+    assert predicted("DS108", row("head_adapter", "dropped", 12.0)).severity == "critical"
+    assert predicted("DS108", row("head_adapter", "dropped", 1 / 12.0)).severity == "critical"
+    assert predicted("DS108", row("head_adapter", "dropped", 12.0), gap_critical=20.0).severity == "warning"
+
+
+def test_before_a_run_it_is_silent_about_what_is_honoured_unused_or_on_the_other_path():
+    for quiet in (
+        row("head_adapter", "honoured", 1.0),
+        row("head_adapter", "unavailable"),
+        row("head_adapter", "refused", message="no"),
+        row("head_adapter", "differs", 3.0),
+        row("head_adapter", "dropped", 12.0, in_use=False),
+        row("head_adapter", "dropped", 12.0, path="reference"),
+        row("temperature", "dropped", 12.0),
+    ):
+        assert predicted("DS108", quiet) is None
+    own = predicted("DS108", row("head_adapter", "dropped", 12.0, path="reference"), live="reference")
+    assert own.title.startswith("TRL's own path")

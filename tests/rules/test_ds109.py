@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -51,3 +52,19 @@ def test_extra_terms_fire_without_an_unexplained_share():
 
 def test_a_shadow_is_only_information():
     assert found(step(ratio=2.0, live="reference", left=0.4)).severity == "info"
+
+
+def test_before_a_run_a_whole_that_no_part_explains_fires():
+    finding = predicted("DS109", row("configuration", "differs", 1.4), row("delta", "honoured", 1.0))
+    assert finding.severity == "warning" and "1.40" in finding.evidence
+    assert predicted("DS109", row("configuration", "differs", 14.0)).severity == "critical"
+
+
+def test_before_a_run_a_part_that_explains_keeps_it_silent():
+    whole = row("configuration", "differs", 1.4)
+    assert predicted("DS109", whole, row("is_correction", "dropped", 2.0)) is None
+    assert predicted("DS109", whole, row("loss_type=luspo", "differs", 2.0)) is None
+    assert predicted("DS109", row("configuration", "honoured", 1.0)) is None
+    assert predicted("DS109", row("configuration", "differs", 1.4, path="reference")) is None
+    unused = row("is_correction", "dropped", 2.0, in_use=False)
+    assert predicted("DS109", whole, unused) is not None

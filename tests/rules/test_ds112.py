@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from driftscope.rules import Thresholds, evaluate
 from tests.record_factory import step
+from tests.rules.stack_tables import predicted, row
 
 
 def found(record, **limits):
@@ -37,3 +38,19 @@ def test_a_live_reference_far_off_is_critical():
     assert found(record).severity == "critical"
     record.live = "liger"
     assert found(record).severity == "warning"
+
+
+def test_before_a_run_a_setting_that_trls_own_path_computes_otherwise_fires():
+    steps = row("steps_per_generation", "dropped", 0.5, path="reference")
+    finding = predicted("DS112", steps, live="reference")
+    assert finding.severity == "warning" and "0.500" in finding.evidence
+    luspo = row("loss_type=luspo", "differs", 0.05, path="reference")
+    assert predicted("DS112", luspo, live="reference").severity == "critical"
+
+
+def test_before_a_run_it_is_silent_where_another_path_trains_or_another_rule_speaks():
+    steps = row("steps_per_generation", "dropped", 0.5, path="reference")
+    assert predicted("DS112", steps, live="liger") is None
+    assert predicted("DS112", row("steps_per_generation", "dropped", 0.5), live="liger") is None
+    assert predicted("DS112", row("delta", "dropped", 2.0, path="reference"), live="reference") is None
+    assert predicted("DS112", row("configuration", "differs", 2.0, path="reference"), live="reference") is None

@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_codes_are_stable_and_in_order():
-    paths = [f"DS{n}" for n in range(101, 113)]
-    expected = [*paths, "DS201", "DS202", "DS203", "DS401", "DS402", "DS901"]
+    groups = {1: 16, 2: 10, 3: 9, 4: 4, 9: 1}  # loss paths, sampling, gradient flow and PEFT, numerics, Driftscope itself
+    expected = [f"DS{group}{n:02d}" for group, count in groups.items() for n in range(1, count + 1)]
     assert [rule.code for rule in registry()] == expected
 
 
@@ -34,6 +34,8 @@ def test_every_rule_explains_itself():
         assert rule.condition
         assert len(rule.remedy) > 40
         assert (rule.check is None) == (rule.source != "step")
+        assert rule.predict is not None or rule.source != "doctor"
+        assert bool(rule.foreseen) == (rule.predict is not None and rule.source != "doctor"), rule.code
 
 
 def test_the_committed_pages_are_up_to_date(tmp_path):
