@@ -157,6 +157,20 @@ class CanaryRecord(_Model):
     note: str | None = None
 
 
+class DriftRecord(_Model):
+    """One watched series at this step, and what its detectors make of it."""
+
+    value: float | None = None
+    baseline: float | None = Field(None, description="level that the detectors take for normal; null in warm-up")
+    floor: float | None = Field(None, description="deviation below which nothing alarms: the noise floor's multiple")
+    state: Literal["warm-up", "quiet", "alarm"] = "warm-up"
+    kind: str | None = Field(None, description="of the open episode: spike, shift, trend or bias")
+    started: int | None = Field(None, description="step at which the open episode began, estimated")
+    score: float | None = Field(None, description="deviation of the open episode in standard errors")
+    level: float | None = Field(None, description="level since the change, where an alarm is told at this step")
+    fresh: bool = Field(False, description="whether an alarm is told at this step")
+
+
 class CoefPoint(_Model):
     """One sampled token for the scatter of coefficients."""
 
@@ -184,6 +198,7 @@ class StepRecord(_Model):
     is_ratio: IsRatio | None = None
     mismatch: Mismatch | None = None
     canary: CanaryRecord | None = None
+    drift: dict[str, DriftRecord] = Field(default_factory=dict, description="watched series, by name")
     causes: list[Cause] = Field(default_factory=list)
     unexplained: Unexplained | None = None
     residual: float | None = Field(None, description="part of the live hidden gradient that no coefficient explains")

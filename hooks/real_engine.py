@@ -34,7 +34,8 @@ def real_engine(
     """Let TRL build a real ``vllm.LLM`` with this dtype; yields the engines built inside.
 
     dtype: what the engine computes in; ``None`` is the checkpoint's own (vLLM's "auto" would make bfloat16 of
-    float32). stale, seed: as in ``EngineSettings``. Build the trainer *and* train inside.
+    float32). stale, seed: as in ``EngineSettings``. Build the trainer *and* train inside: the engines are shut down on
+    leaving, with vLLM's process groups, so that the next one finds none.
     Raises UsageError where vLLM is not installed.
     """
     settings = EngineSettings(dtype=dtype, stale=stale, seed=seed)
@@ -55,6 +56,7 @@ def real_engine(
                 continue
             if hasattr(module, "LLM"):
                 stack.enter_context(patch.object(module, "LLM", build))
+        stack.callback(_shut_down, engines)
         yield engines
 
 
@@ -114,6 +116,16 @@ def _dtype_name(dtype: torch.dtype | None, path: str) -> str:
         config = AutoConfig.from_pretrained(path)
         dtype = getattr(config, "dtype", None) or torch.float32
     return str(dtype).removeprefix("torch.")
+
+
+def _shut_down(engines: list[Any]) -> None:
+    """End the engines now: one that is collected later would take the process groups of its successor with it."""
+    for engine in engines:
+        core = getattr(engine.llm_engine, "engine_core", None)
+        if core is not None:
+            core.shutdown()
+    if engines:
+        importlib.import_module("vllm.distributed.parallel_state").cleanup_dist_env_and_memory()
 
 
 def _lose_weights(engine: Any, settings: EngineSettings) -> None:

@@ -112,6 +112,12 @@ class Recorder:
         elif self._early is not None:
             self._early.append(note)
 
+    def earlier(self, count: int) -> list[StepRecord]:
+        """The last records of a run that goes on, at most ``count``."""
+        from driftscope.journal import read_run
+
+        return read_run(Path(self.config.run_dir)).steps[-count:] if self.journal is not None else []
+
     def describe_spec(self, spec: dict[str, Any]) -> None:
         """Add the configured loss to run.json, once it is known from the first batch."""
         if self.info is not None and not self.info.spec:

@@ -12,14 +12,18 @@ from driftscope.errors import UsageError
 from driftscope.hooks import adapters
 from driftscope.hooks.callback import DriftscopeCallback
 from driftscope.hooks.capture import Capture, MicroBatch
+from driftscope.hooks.drift import DriftWatch
 from driftscope.hooks.guard import Guard
 from driftscope.hooks.head import backbone_name
 from driftscope.hooks.probe import Probe
 from driftscope.hooks.recorder import Recorder
 from driftscope.records import StepRecord
+from driftscope.rules.base import Thresholds
 from driftscope.schedule import tier
 
 _ABSENT = object()
+RESUMED_STEPS = 2000
+"""Records of a run that goes on from which the drift detectors learn again."""
 
 
 def attach(trainer: Any, run_dir: Any = None, **settings: Any) -> Scope:
@@ -53,6 +57,7 @@ class Scope:
         self.recorder = Recorder(trainer, config)
         self.guard = Guard(self._told)
         self.probe: Probe | None = None
+        self.drift = DriftWatch(Thresholds(gap_warning=config.gap_warning, gap_critical=config.gap_critical))
         self._capture: Capture | None = None
         self._window: list[StepRecord] = []
         self._micro_step = 0
@@ -212,6 +217,7 @@ class Scope:
             self.guard.run("param_norm", self.probe.deep.close, last, self._micro_step)
             if self.probe.spec is not None:
                 self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
+        self.guard.run("drift", self.drift.update, last)
         alerts = self.guard.run("records", self.recorder.write, window, self.guard) or []
         if self.config.on_divergence == "stop" and any(a.severity == "critical" for a in alerts):
             control.should_training_stop = True
@@ -220,6 +226,8 @@ class Scope:
     def begin_run(self) -> None:
         """Training starts."""
         self.guard.run("run_info", self.recorder.begin)
+        if self.trainer.state.global_step > 0:
+            self.guard.run("drift", self.drift.resume, self.recorder.earlier(RESUMED_STEPS))
 
     def end_run(self) -> None:
         """Training has ended: finish run.json, write the report."""

@@ -38,6 +38,7 @@ SECTIONS = {
     "IsRatio": "Importance sampling ratio",
     "RatioStats": "Ratio statistics",
     "CanaryRecord": "Canary",
+    "DriftRecord": "Drift",
     "CoefPoint": "Coefficient point",
     "AlertRecord": "Alert",
     "NoteRecord": "Note",

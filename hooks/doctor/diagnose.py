@@ -46,8 +46,8 @@ def diagnose(
 
     subject: a TRL trainer (GRPOTrainer, RewardTrainer, or another Trainer) or a model. select, ignore: rule codes or
     groups (``DS301``, ``DS3``). stack: also run TRL's and Liger's loss code on a small synthetic batch; a few seconds.
-    peft_config: with a reward model, the adapter that it is about to get: it is put on a copy, and what PEFT refuses is
-    a finding.
+    peft_config: with a reward model, the adapter that it is about to get; it is put on a copy, and what PEFT refuses
+    is a finding.
     The trainer, its model and the random state stay as they are. Returns a sequence of findings (rule, severity,
     title, evidence, remedy) whose ``facts`` hold everything that was measured, and what could not be.
     Raises UsageError for an unknown rule code and for a subject that is neither trainer nor model.
