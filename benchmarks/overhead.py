@@ -155,35 +155,47 @@ def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+def options(doc: str | None) -> argparse.ArgumentParser:
+    """The options that the overhead benchmarks share: Qwen2-0.5B's shape by default."""
+    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
     for name, default in (("layers", 24), ("hidden", 896), ("vocabulary", 151936), ("tokens", 1024), ("batch", 8)):
         parser.add_argument(f"--{name}", type=int, default=default)
     parser.add_argument("--accumulation", type=int, default=4)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
     parser.add_argument("--cpu", action="store_true")
-    args = parser.parse_args()
     warnings.filterwarnings("ignore")
     logging.disable(logging.WARNING)
-    with tempfile.TemporaryDirectory() as directory:
-        trainer, clock = build(args, directory)
-        block(trainer, clock, None)  # warm up
-        order = [step for tier in args.tiers for step in (None, tier)]
-        blocks = [block(trainer, clock, tier) for _ in range(args.blocks) for tier in order]
+    return parser
+
+
+def tell(args: argparse.Namespace, found: dict[str, Any]) -> None:
+    """Print a result with device, versions and settings, and write it where it was asked for."""
     result = {
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.cpu else platform.machine(),
         "versions": {n: version(n) for n in ("torch", "trl", "transformers", "liger-kernel")},
-        "parameters": sum(p.numel() for p in trainer.model.parameters()),
         "settings": {k: v for k, v in vars(args).items() if k != "out"},
-        **summarise(blocks),
+        **found,
     }
     text = json.dumps(result, indent=2)
     if args.out is not None:
         args.out.parent.mkdir(parents=True, exist_ok=True)
         args.out.write_text(text + "\n")
     print(text)
+
+
+def main() -> None:
+    """Train blocks of detached and attached steps in turn, and print the shares."""
+    parser = options(__doc__)
+    parser.add_argument("--blocks", type=int, default=2)
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as directory:
+        trainer, clock = build(args, directory)
+        block(trainer, clock, None)  # warm up
+        order = [step for tier in args.tiers for step in (None, tier)]
+        blocks = [block(trainer, clock, tier) for _ in range(args.blocks) for tier in order]
+    parameters = sum(p.numel() for p in trainer.model.parameters())
+    tell(args, {"parameters": parameters, **summarise(blocks)})
 
 
 if __name__ == "__main__":

@@ -64,10 +64,20 @@ class ConsoleReporter:
         words = f"{clean(info.driftscope)} watches run {clean(info.run_id)}" + (f" ({versions})" if versions else "")
         self._print(_paragraph(PREFIX, words, self._width()))
 
-    def finished(self, summary: str, run_dir: str | Path) -> None:
-        """Say how the run ended: the verdict in a line, the findings by rule, where the records are."""
+    def saved(self, capsule: str | Path) -> None:
+        """Say where the batch behind a finding was saved."""
+        words = f"the batch behind this is saved; driftscope replay {_one_line(str(capsule))} computes it again"
+        self._print(_paragraph(PREFIX, words, self._width()))
+
+    def finished(self, summary: str, run_dir: str | Path, sampling: str | None = None) -> None:
+        """Say how the run ended: the verdict, what makes the ratio, the findings by rule, where the records are.
+
+        sampling: the importance sampling ratio and its causes in a line, as ``Verdict.sampling`` holds it.
+        """
         width = self._width()
         lines = _paragraph(PREFIX, clean(summary), width, style="bold")
+        if sampling:
+            lines += _paragraph("", clean(sampling), width)
         lines += finding_lines(self.throttle, width)
         lines += _paragraph("", f"records: {clean(str(run_dir))}", width)
         self._print(lines)

@@ -62,11 +62,22 @@ class DriftscopeConfig:
     """Upper bound of the copy of the trainable weights that the canary keeps on the host; larger ones are not kept,
     and stale weights are then not told from other causes."""
 
+    profile: str | Path = "verl"
+    """Limits of the mismatch between trainer and engine: ``strict``, ``verl``, ``nemo``, ``trl``, or a JSON file of
+    your own (``driftscope.profiles``)."""
+
     scatter_points: int = 256
     """Tokens per micro-batch kept for the report's coefficient scatter."""
 
+    capsules: int = 3
+    """Replay capsules saved on critical alarms, at most this many a run, each for another finding; 0 is never."""
+
+    capsule_bytes: int = 256 * 2**20
+    """Upper bound of hidden states and head weight in a capsule, and of what is held of a batch until it is saved."""
+
     def __post_init__(self) -> None:
-        for name in ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points", "canary_tokens"):
+        counts = ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points", "canary_tokens", "capsules")
+        for name in counts:
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)!r} must not be negative; 0 switches it off.")
         if not 1.0 < self.gap_warning <= self.gap_critical:

@@ -4,7 +4,8 @@ DriftscopeError                 base; carries the exit code of the command line
 ├── UsageError                  a wrong argument or option
 ├── UnsupportedTrainerError     not a GRPO trainer, or a TRL version whose internals are not known
 ├── RunDirectoryError           a run directory that cannot be written or read
-└── RecordError                 a records file that is missing, empty, foreign or of an unknown schema
+├── RecordError                 a records file that is missing, empty, foreign or of an unknown schema
+└── CapsuleError                a replay capsule that is missing, damaged, foreign or of a newer schema
 """
 
 from __future__ import annotations
@@ -34,3 +35,7 @@ class RunDirectoryError(DriftscopeError):
 
 class RecordError(DriftscopeError):
     """A records file is missing, empty, foreign, or of an unknown schema version."""
+
+
+class CapsuleError(DriftscopeError):
+    """A replay capsule cannot be written, or is missing, damaged, foreign or of a newer schema version."""

@@ -154,7 +154,21 @@ class CanaryRecord(_Model):
     own_shift: float | None = Field(None, description="the batch's old log-probs against a rescoring, dropout off")
     rms: float | None = Field(None, description="the log ratio")
     rest_rms: float | None = Field(None, description="what no known cause explains of it")
+    tokenizer: list[str] | None = Field(
+        None, description="what differs between the engine's tokenizer and the trainer's; null where it was not asked"
+    )
     note: str | None = None
+
+
+class ViolationRecord(_Model):
+    """A limit of the threshold profile that the mismatch crosses, the noise floor allowed for."""
+
+    limit: str
+    figure: str = Field(description="key of driftscope.mismatch.FORMULAS")
+    value: float
+    allowed: float = Field(description="the limit as it was applied: the profile's, or a multiple of the noise floor")
+    nominal: float = Field(description="the profile's limit")
+    source: str = ""
 
 
 class DriftRecord(_Model):
@@ -197,6 +211,7 @@ class StepRecord(_Model):
     gap: Gap | None = None
     is_ratio: IsRatio | None = None
     mismatch: Mismatch | None = None
+    violations: list[ViolationRecord] = Field(default_factory=list)
     canary: CanaryRecord | None = None
     drift: dict[str, DriftRecord] = Field(default_factory=dict, description="watched series, by name")
     causes: list[Cause] = Field(default_factory=list)

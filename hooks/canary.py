@@ -15,10 +15,11 @@ from torch import Tensor
 
 from driftscope import is_ratio
 from driftscope.config import DriftscopeConfig
-from driftscope.decompose import NOISE, Decomposition, Part, decompose
+from driftscope.decompose import NOISE, ROUNDING, Decomposition, Part, decompose
 from driftscope.hooks import adapters
 from driftscope.hooks.rescore import Scorer, Tokens, adapters_off, choose, has_adapters
-from driftscope.hooks.weights import Snapshot, blocks, modules, size_bytes
+from driftscope.hooks.tokenizers import disagreements
+from driftscope.hooks.weights import Snapshot, blocks, modules, size_bytes, trainable
 from driftscope.records import CanaryRecord, StepRecord
 
 AGREES: dict[str, Literal["previous", "part", "adapter_off"]] = {
@@ -39,6 +40,7 @@ class Canary:
         self.scorer = Scorer(trainer)
         self.snapshot: Snapshot | None = None
         self.snapshot_step: int | None = None
+        self.tokenizer: list[str] | None = None
         self._searched = 0.0
 
     def due(self) -> bool:
@@ -57,17 +59,26 @@ class Canary:
         tokens = choose(inputs, self.config.canary_tokens)
         if tokens is None or sampled_BT is None or record.is_ratio is None:
             return
-        engine = sampled_BT[tokens.rows][tokens.keep_BT].double()
+        engine = tokens.of(sampled_BT).double()
         now = self.scorer.score(tokens)
-        own = old_BT[tokens.rows][tokens.keep_BT].double() if old_BT is not None else now
+        own = tokens.of(old_BT).double() if old_BT is not None else now
         good = torch.isfinite(engine) & torch.isfinite(own)
         floor = _rms(self.scorer.score_otherwise(tokens) - now)
         ratio = (own - engine)[good]
         out = CanaryRecord(tokens=int(good.sum()), noise_floor=floor, own_shift=_rms(own - now))
-        parts, distances = self._parts(tokens, now, engine, good, logits_of)
+        out.distances["current"] = _rms((now - engine)[good])
+        if self.tokenizer is None:
+            self.tokenizer = disagreements(self.trainer, inputs)
+        out.tokenizer = self.tokenizer
+        logits, targets = logits_of(tokens)
+        logits, targets = logits[good].float(), targets[good]
+        parts = self._truncation(logits)
         found = decompose(ratio, parts, floor)
-        found = self._by_block(tokens, now, good, parts, ratio, found, floor)
-        out.distances = {"current": _rms((now - engine)[good]), **distances}
+        if found.rest_rms > ROUNDING * floor:  # more than rounding is left: what else may it be?
+            parts += self._temperature(logits, targets, engine[good])
+            parts += self._weights(tokens, now, engine, good, out)
+            found = decompose(ratio, parts, floor)
+            found = self._by_block(tokens, now, good, parts, ratio, found, floor)
         self._verdict(out, found, tokens, now)
         record.canary = out
         product = [c for c in record.is_ratio.causes if c.id == "sequence_product"]
@@ -77,42 +88,45 @@ class Canary:
 
     # -- what may be there --------------------------------------------------------------------------------------
 
-    def _parts(
-        self, tokens: Tokens, now: Tensor, engine: Tensor, good: Tensor, logits_of: Any
-    ) -> tuple[list[Part], dict[str, float]]:
-        parts, distances = self._sampling_parts(tokens, now, engine, good, logits_of), {}
+    def _truncation(self, logits: Tensor) -> list[Part]:
+        """The mass that the configured sampling keeps, from the model's own logits of the tokens."""
+        t = self.trainer
+        top_p, top_k, min_p = float(t.top_p), int(t.top_k or 0), float(t.min_p or 0.0)
+        if top_p >= 1.0 and top_k <= 0 and min_p <= 0.0:
+            return []
+        log_p = (logits / float(t.temperature)).log_softmax(-1)
+        kept = is_ratio.kept_mass(log_p, top_p=top_p, top_k=top_k, min_p=min_p)
+        detail = f"sampling keeps {float(kept.mean()):.4f} of the probability mass per token"
+        return [Part("truncated_support", kept.log(), detail)]
+
+    def _temperature(self, logits: Tensor, targets: Tensor, engine: Tensor) -> list[Part]:
+        heat = float(self.trainer.temperature)
+        own = _logps(logits, targets, heat)
+        return [
+            Part(
+                "temperature",
+                own - _logps(logits, targets, other),
+                f"the engine's log-probs are those of temperature {other:.3g}, the trainer's of {heat:.3g}",
+                frozenset({"temperature"}),
+            )
+            for other in _temperatures(logits, targets, engine, heat)
+        ]
+
+    def _weights(self, tokens: Tokens, now: Tensor, engine: Tensor, good: Tensor, out: CanaryRecord) -> list[Part]:
+        """The model without its adapters, and with the weights at which the engine last agreed."""
+        parts = []
         if has_adapters(self.scorer.model):
             with adapters_off(self.scorer.model):
                 base = self.scorer.score(tokens)
-            distances["adapter_off"] = _rms((base - engine)[good])
+            out.distances["adapter_off"] = _rms((base - engine)[good])
             detail = "the engine agrees with the model without its adapters"
             parts.append(Part("adapter_missing", (now - base)[good], detail, WEIGHT_PARTS))
         if self.snapshot is not None:
             with self.snapshot.in_place():
                 before = self.scorer.score(tokens)
-            distances["previous"] = _rms((before - engine)[good])
+            out.distances["previous"] = _rms((before - engine)[good])
             detail = f"the engine agrees with the weights of step {self.snapshot_step}"
             parts.append(Part("stale_weights", (now - before)[good], detail, WEIGHT_PARTS))
-        return parts, distances
-
-    def _sampling_parts(self, tokens: Tokens, now: Tensor, engine: Tensor, good: Tensor, logits_of: Any) -> list[Part]:
-        """Truncated support and temperature, from the model's own logits of the tokens."""
-        logits, targets = logits_of(tokens)
-        logits, targets = logits[good].float(), targets[good]
-        t = self.trainer
-        heat = float(t.temperature)
-        top_p, top_k, min_p = float(t.top_p), int(t.top_k or 0), float(t.min_p or 0.0)
-        parts = []
-        log_p = (logits / heat).log_softmax(-1)
-        if top_p < 1.0 or top_k > 0 or min_p > 0.0:
-            kept = is_ratio.kept_mass(log_p, top_p=top_p, top_k=top_k, min_p=min_p)
-            detail = f"sampling keeps {float(kept.mean()):.4f} of the probability mass per token"
-            parts.append(Part("truncated_support", kept.log(), detail))
-        own = log_p.gather(-1, targets[:, None])[:, 0].double()
-        for other in _temperatures(logits, targets, engine[good], heat):
-            scaled = (logits / other).log_softmax(-1).gather(-1, targets[:, None])[:, 0].double()
-            detail = f"the engine's log-probs are those of temperature {other:.3g}, the trainer's of {heat:.3g}"
-            parts.append(Part("temperature", own - scaled, detail, frozenset({"temperature"})))
         return parts
 
     def _by_block(
@@ -133,16 +147,17 @@ class Canary:
         rest = ratio - sum(
             (p.log_ratio_N for p in parts if p.id in taken and p.id not in WEIGHT_PARTS), torch.zeros_like(ratio)
         )
-        if _rms(rest) <= 3 * floor:
+        if _rms(rest) <= max(ROUNDING * floor, GROWN * self._searched):
             return found
         groups = blocks(self.snapshot.names)
         names = self._stale_names(tokens, now, good, rest, groups)
         if set(names) == set(groups):
             return found
-        if not names and _rms(rest) > GROWN * self._searched:  # a small part of a block drowns in the block
-            self._searched, groups = _rms(rest), modules(self.snapshot.names)
+        if not names:  # a small part of a block drowns in the block
+            groups = modules(self.snapshot.names)
             names = self._stale_names(tokens, now, good, rest, groups)
         if not names:
+            self._searched = _rms(rest)
             return found
         chosen = [n for name in names for n in groups[name]]
         if len(names) == 1 and len(modules(chosen)) > 1:
@@ -185,15 +200,18 @@ class Canary:
         stale = next((c for c in found.causes if c.id == "stale_module"), None)
         if stale is not None and stale.detail:
             out.stale_modules = stale.detail.partition(": ")[2].split(", ")
-        if out.noise_floor is not None and found.rest_rms > 3 * out.noise_floor:
-            out.bf16_noise = _rms(self.scorer.score_coarsely(tokens) - now)
-            noise = next(c for c in found.causes if c.id == NOISE)
-            coarse = found.rest_rms <= 3 * out.bf16_noise
-            noise.detail = (
-                f"{found.rest_rms:.2g} nats a token (rms), {found.rest_rms / max(out.noise_floor, 1e-30):.0f} times "
-                f"the trainer's own rounding noise; bfloat16 in this model makes {out.bf16_noise:.2g}"
-                + (": the engine computes in a coarser number format" if coarse else "")
-            )
+        floor = out.noise_floor or 0.0
+        if found.rest_rms <= ROUNDING * floor:
+            return
+        noise = next(c for c in found.causes if c.id == NOISE)
+        times = f", {found.rest_rms / floor:.0f} times the trainer's own rounding noise" if floor > 0 else ""
+        noise.detail = f"{found.rest_rms:.2g} nats a token (rms){times}"
+        coarse = _rms(self.scorer.score_coarsely(tokens) - now)
+        if coarse > ROUNDING * floor:  # the trainer computes in a finer format itself
+            out.bf16_noise = coarse
+            noise.detail += f"; bfloat16 in this model makes {coarse:.2g}"
+            if found.rest_rms <= ROUNDING * coarse:
+                noise.detail += ": the engine computes in a coarser number format"
 
     def _remember(self, step: int, out: CanaryRecord) -> None:
         size = size_bytes(self.scorer.model)
@@ -203,22 +221,31 @@ class Canary:
                 f"{self.config.canary_bytes / 2**30:.1f} GiB"
             )
             return
-        self.snapshot, self.snapshot_step = Snapshot(self.scorer.model), step
+        if self.snapshot is None or set(self.snapshot.names) != {n for n, _ in trainable(self.scorer.model)}:
+            self.snapshot = Snapshot(self.scorer.model)
+        else:
+            self.snapshot.take()
+        self.snapshot_step = step
+
+
+def _logps(logits: Tensor, targets: Tensor, heat: float) -> Tensor:
+    """Log-probs (N,) of the targets at a temperature, float64."""
+    scaled = logits / heat
+    return (scaled.gather(-1, targets[:, None])[:, 0] - scaled.logsumexp(-1)).double()
 
 
 def _temperatures(logits: Tensor, targets: Tensor, engine: Tensor, heat: float) -> list[float]:
     """Temperatures that the engine may have used in place of the configured one: the best fit, 1 (raw log-probs)."""
 
     def miss(log_t: float) -> float:
-        scaled = (logits / math.exp(log_t)).log_softmax(-1).gather(-1, targets[:, None])[:, 0]
-        return float((scaled.double() - engine).square().mean())
+        return float((_logps(logits, targets, math.exp(log_t)) - engine).square().mean())
 
     low, high = math.log(0.05), math.log(20.0)
-    grid = [low + (high - low) * i / 24 for i in range(25)]
-    start = min(range(25), key=lambda i: miss(grid[i]))
-    a, b = grid[max(start - 1, 0)], grid[min(start + 1, 24)]
+    grid = [low + (high - low) * i / 12 for i in range(13)]
+    start = min(range(13), key=lambda i: miss(grid[i]))
+    a, b = grid[max(start - 1, 0)], grid[min(start + 1, 12)]
     golden = (math.sqrt(5) - 1) / 2
-    for _ in range(24):
+    for _ in range(20):
         c, d = b - golden * (b - a), a + golden * (b - a)
         a, b = (a, d) if miss(c) < miss(d) else (c, b)
     fitted = math.exp((a + b) / 2)

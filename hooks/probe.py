@@ -14,6 +14,7 @@ from driftscope.batch import Coefficients, TokenBatch
 from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.canary import Canary
+from driftscope.hooks.capsules import Capsules
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.compare import Comparison, Paths
 from driftscope.hooks.correct import FusedHead
@@ -26,7 +27,8 @@ from driftscope.hooks.refused import refusal
 from driftscope.hooks.rescore import Tokens
 from driftscope.hooks.shadow import LigerPath, reference_algebra
 from driftscope.mismatch import figures, measure_mismatch
-from driftscope.records import IsRatio, PathRecord, StepRecord
+from driftscope.profiles import load_profile, violations
+from driftscope.records import IsRatio, PathRecord, StepRecord, ViolationRecord
 from driftscope.spec import LossSpec
 from driftscope.spectrum import solve
 
@@ -48,6 +50,9 @@ class Probe:
         self.heads = Heads(trainer, self.inner, config)
         self.deep = DeepWindow(trainer, guard, self.heads.rows)
         self.canary = Canary(trainer, config)
+        self.profile = load_profile(config.profile)
+        self.noise: float | None = None  # of a token's log-prob, as the canary last measured it
+        self.capsules = Capsules(trainer, config, self.heads)
 
     def analyse(self, batch: MicroBatch, record: StepRecord) -> StepRecord:
         """Fill the record of one captured micro-batch."""
@@ -73,7 +78,22 @@ class Probe:
         passed = run("head", self.heads.take, batch, spec, record)
         if passed is not None:
             self._compare(batch, spec, passed, record)
+        run("profile", self._limits, record)
         return record
+
+    def _limits(self, record: StepRecord) -> None:
+        """The limits of the configured profile that the mismatch crosses, the measured noise allowed for."""
+        if record.mismatch is None:
+            return
+        if record.canary is not None:
+            self.noise = max(record.canary.noise_floor or 0.0, record.canary.bf16_noise or 0.0)
+        crossed = violations(record.mismatch, self.profile, self.noise, first_step=record.step == 1)
+        record.violations = [
+            ViolationRecord(
+                limit=v.limit, figure=v.figure, value=v.value, allowed=v.allowed, nominal=v.nominal, source=v.source
+            )
+            for v in crossed
+        ]
 
     def _ratio(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord) -> None:
         if not spec.is_correction:
@@ -130,6 +150,7 @@ class Probe:
                 record.unavailable["param_norm"] = f"full-parameter norms need whole gradients in one process: {why}"
             else:
                 run("param_norm", self.deep.add, batch, passed, paths, comparison, self.heads.views, spec.temperature)
+        run("capsule", self.capsules.offer, inputs, spec, passed, paths, self.liger, record)
 
     def _reference(self, batch: MicroBatch, tokens: TokenBatch) -> Coefficients:
         assert batch.inputs is not None
@@ -176,10 +197,10 @@ class Probe:
             return
 
         def logits_of(tokens: Tokens) -> tuple[torch.Tensor, torch.Tensor]:
-            hidden = passed.hidden_BTD[tokens.rows][tokens.keep_BT]
+            hidden = tokens.of(passed.hidden_BTD)
             with torch.no_grad():
                 logits = self.heads.logits[MODEL_HEAD](hidden)
-            return logits, inputs["completion_ids"][tokens.rows][tokens.keep_BT]
+            return logits, tokens.of(inputs["completion_ids"])
 
         self.canary.look(inputs, logits_of, record)
 

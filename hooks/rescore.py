@@ -16,6 +16,9 @@ from torch import Tensor, nn
 from driftscope.hooks import adapters
 from driftscope.hooks.capture import rng_kept
 
+PER_SEQUENCE = 64
+"""Tokens of one sequence that are scored again: more sequences tell more than longer ones, and cost less."""
+
 
 @dataclass(frozen=True)
 class Tokens:
@@ -24,32 +27,36 @@ class Tokens:
     ids_BL: Tensor
     attention_BL: Tensor
     keep_BT: Tensor
+    """(b, t): the sequences that were chosen, and the first columns of the completion."""
     rows: Tensor
     """Indices of the sequences in the batch."""
 
-    @property
-    def count(self) -> int:
-        """Number of tokens."""
-        return int(self.keep_BT.sum())
+    def of(self, values_BT: Tensor) -> Tensor:
+        """The values of the chosen tokens, (N,) or (N, D), from those of the whole batch."""
+        chosen: Tensor = values_BT[self.rows, : self.keep_BT.shape[1]][self.keep_BT]
+        return chosen
 
 
 def choose(inputs: adapters.Inputs, limit: int) -> Tokens | None:
-    """Whole sequences, evenly over the batch, with about ``limit`` trained tokens; ``None`` for an empty batch."""
+    """About ``limit`` trained tokens from the beginnings of sequences, evenly over the batch.
+
+    At most ``PER_SEQUENCE`` of a sequence where there are enough sequences. ``None`` for an empty batch.
+    """
     mask = adapters.policy_mask(inputs).bool()
     lengths = mask.sum(-1)
     filled = lengths.nonzero()[:, 0]
     if not len(filled):
         return None
-    mean = max(float(lengths[filled].double().mean()), 1.0)
-    count = max(2, min(len(filled), round(limit / mean)))
-    at = torch.linspace(0, len(filled) - 1, min(count, len(filled))).round().long().unique()
+    each = min(max(float(lengths[filled].double().mean()), 1.0), float(PER_SEQUENCE))
+    count = min(len(filled), max(2, round(limit / each)))
+    at = torch.linspace(0, len(filled) - 1, count).round().long().unique()
     rows = filled[at.to(filled.device)]
-    keep = mask[rows]
-    cut = keep & (keep.flatten().cumsum(0) <= 2 * limit).view_as(keep)
+    columns = max(PER_SEQUENCE, -(-limit // count))
+    keep = mask[rows, :columns]
     return Tokens(
-        ids_BL=torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)[rows],
-        attention_BL=torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)[rows],
-        keep_BT=cut,
+        ids_BL=torch.cat([inputs["prompt_ids"][rows], inputs["completion_ids"][rows, :columns]], 1),
+        attention_BL=torch.cat([inputs["prompt_mask"][rows], inputs["completion_mask"][rows, :columns]], 1),
+        keep_BT=keep,
         rows=rows,
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -203,6 +204,7 @@ class Scope:
         self._step = self.trainer.state.global_step + 1
         if self.probe is not None:
             self.probe.deep.windows.clear()
+            self.guard.run("capsule", self.probe.capsules.begin)
 
     def end_window(self, control: Any) -> None:
         """The optimizer has stepped: complete the window's records, write them, judge them."""
@@ -219,9 +221,26 @@ class Scope:
                 self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
         self.guard.run("drift", self.drift.update, last)
         alerts = self.guard.run("records", self.recorder.write, window, self.guard) or []
+        if self.probe is not None:
+            saved = self.guard.run("capsule", self.probe.capsules.after_window, last.step, alerts, self.recorder.info)
+            if saved is not None and self.recorder.console is not None:
+                self.guard.run("console", self.recorder.console.saved, saved)
         if self.config.on_divergence == "stop" and any(a.severity == "critical" for a in alerts):
             control.should_training_stop = True
         self._carried_ms += (time.perf_counter() - begun) * 1e3
+
+    def save_capsule(self, directory: str | Path | None = None, *, texts: bool = False) -> Path:
+        """Save the worst micro-batch of the last analysed step for ``driftscope replay``; returns its directory.
+
+        Complete until the next step begins, without hidden states afterwards. directory: where, instead of a folder in
+        ``run_dir/capsules``. texts: also the decoded completions (their token ids are always in it).
+
+        Raises ``UsageError`` where no batch is held, ``CapsuleError`` where it cannot be written.
+        """
+        if self.probe is None:
+            raise UsageError(f"save_capsule() has no batch: Driftscope is not attached ({self.guard.off}).")
+        target = Path(directory) if directory is not None else None
+        return self.probe.capsules.on_demand(self.recorder.info, target, texts=texts)
 
     def begin_run(self) -> None:
         """Training starts."""

@@ -20,7 +20,16 @@ class Snapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._copies = {n: p.detach().to("cpu", copy=True) for n, p in trainable(model)}
+        self._copies = {n: _host_like(p) for n, p in trainable(model)}
+        self.take()
+
+    def take(self) -> None:
+        """Keep the values of now, in the memory that is there."""
+        with torch.no_grad():
+            for name, parameter in trainable(self._model):
+                self._copies[name].copy_(parameter, non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -31,7 +40,7 @@ class Snapshot:
     def in_place(self, names: Iterable[str] | None = None) -> Iterator[None]:
         """The kept values in the model (only those of ``names``), the present ones again afterwards, bit for bit.
 
-        One parameter is held twice at a time; the present values wait on the host meanwhile.
+        The present values wait on the host meanwhile.
         """
         wanted = set(self._copies if names is None else names)
         swapped: list[tuple[Tensor, Tensor]] = []
@@ -48,6 +57,11 @@ class Snapshot:
             with torch.no_grad():
                 for kept, present in swapped:
                     kept.copy_(present)
+
+
+def _host_like(parameter: Tensor) -> Tensor:
+    """Host memory for a parameter; pinned where it comes from a GPU, so that copies are fast."""
+    return torch.empty_like(parameter, device="cpu", pin_memory=parameter.device.type == "cuda")
 
 
 def trainable(model: nn.Module) -> list[tuple[str, nn.Parameter]]:

@@ -39,6 +39,7 @@ SECTIONS = {
     "RatioStats": "Ratio statistics",
     "CanaryRecord": "Canary",
     "DriftRecord": "Drift",
+    "ViolationRecord": "Violation",
     "CoefPoint": "Coefficient point",
     "AlertRecord": "Alert",
     "NoteRecord": "Note",

@@ -16,6 +16,7 @@ from driftscope.cli.bench import bench
 from driftscope.cli.check import check
 from driftscope.cli.demo import demo
 from driftscope.cli.doctor import doctor
+from driftscope.cli.replay import replay
 from driftscope.cli.report import report
 from driftscope.errors import EXIT_CLEAN, EXIT_USAGE, DriftscopeError
 
@@ -28,7 +29,7 @@ def commands() -> None:
     """Is the loss that a GRPO run optimises the loss that was configured?"""
 
 
-for _verb in (bench, check, demo, doctor, report):
+for _verb in (bench, check, demo, doctor, replay, report):
     commands.add_command(_verb)
 
 

@@ -77,6 +77,16 @@ def test_rules_are_selected_and_ignored(tmp_path, capsys):
     assert main([*base, "--fail-on", "critical", "--select", "DS206"]) == 0
 
 
+def test_what_trl_refuses_is_told_in_its_own_words(tmp_path, capsys):
+    config = yaml(tmp_path, num_generations=3, per_device_train_batch_size=4, bf16="false")
+    assert main(["doctor", "--config", config, "--no-stack", "--json"]) == 1
+    (finding,) = (f for f in document(capsys)["findings"] if f["rule"] == "DS116")
+    assert finding["severity"] == "critical"
+    assert "num_generations" in finding["evidence"]
+    assert main(["doctor", "--config", config, "--num_generations", "4", "--no-stack", "--json"]) == 0
+    assert "DS116" not in [f["rule"] for f in document(capsys)["findings"]]
+
+
 def test_text_for_people(tmp_path, capsys):
     assert main(["doctor", "--config", yaml(tmp_path, use_vllm="true", top_p=0.8, **SAFE), "--no-stack"]) == 1
     text = capsys.readouterr().out

@@ -98,7 +98,7 @@ def test_an_adapter_that_the_engine_never_loaded_is_named(tmp_path: Any):
 def test_an_adapter_that_is_synced_is_not(tmp_path: Any):
     records, rules = run(tmp_path, wrap=with_lora, learning_rate=1e-2)
     assert {r.canary.agrees_with for r in records} == {"current"}
-    assert records[-1].canary.distances["adapter_off"] > 100 * records[-1].canary.distances["current"]
+    assert records[-1].canary.distances["current"] < 1e-5
     assert not rules & RULES
 
 
@@ -192,3 +192,48 @@ def test_parameters_fall_into_blocks_and_modules():
     ]
     assert set(blocks(names)) == {"model.embed_tokens", "model.layers.0", "lm_head"}
     assert set(modules(names)) == {"model.embed_tokens", "model.layers.0.mlp.up", "lm_head"}
+
+
+def test_a_tokenizer_that_differs_is_told_once_it_is_asked(tmp_path: Any):
+    with trainer(tmp_path, max_steps=1, gradient_accumulation_steps=1) as made:
+        engine = getattr(made, "llm", None) or made.vllm_generation.llm
+        engine.tokenizer.eos_token = "w7"
+        engine.tokenizer.add_tokens(["w3 w14"])
+        with attach(made, tmp_path / "run", spectrum_every=1, deep_every=0, console=False, report=False):
+            made.train()
+    (look,) = [r.canary for r in steps_of(tmp_path / "run") if r.canary is not None]
+    assert [words.partition(":")[0] for words in look.tokenizer][:2] == ["vocabulary", "end of sequence"]
+    assert "DS213" in {a.rule for a in alerts_of(tmp_path / "run")}
+    records, rules = run(tmp_path / "honest")
+    assert [r.canary.tokenizer for r in records] == [[]] * len(records)
+    assert "DS213" not in rules
+
+
+def test_a_profile_of_ones_own_judges_the_run(tmp_path: Any):
+    profile = tmp_path / "mine.json"
+    profile.write_text('{"base": "verl", "name": "mine", "ratio_mean_low": 0.9}', encoding="utf-8")
+    for name, top_p, settings in (("own", 0.85, {"profile": str(profile)}), ("verl", 0.85, {}), ("off", 1.0, {})):
+        with trainer(tmp_path / name, max_steps=1, gradient_accumulation_steps=1, top_p=top_p,
+                     vllm_importance_sampling_mode="token_truncate") as made, attach(
+            made, tmp_path / name / "run", spectrum_every=1, deep_every=0, console=False, report=False, **settings
+        ):  # fmt: skip
+            made.train()
+        (record,) = [r for r in steps_of(tmp_path / name / "run") if r.mismatch is not None]
+        limits = [v.limit for v in record.violations]
+        assert ("ratio_mean_low" in limits) == (name == "own"), (name, limits)
+
+
+def test_a_mismatch_over_the_profiles_limit_is_told(tmp_path: Any):
+    profile = tmp_path / "mine.json"
+    profile.write_text('{"base": "verl", "name": "mine", "ratio_std_high": 0.01}', encoding="utf-8")
+    for stale in (True, False):
+        folder = tmp_path / str(stale)
+        with (
+            engine(stale=stale),
+            trainer(folder, max_steps=2, gradient_accumulation_steps=1) as made,
+            attach(
+                made, folder / "run", spectrum_every=1, deep_every=0, console=False, report=False, profile=str(profile)
+            ),
+        ):
+            made.train()
+        assert ("DS212" in {a.rule for a in alerts_of(folder / "run")}) == stale

@@ -31,6 +31,7 @@ STAGES = {
     "fused_call": "driftscope.hooks.shadow:LigerPath.fused_call",
     "corrected": "driftscope.hooks.correct:FusedHead.score",
     "param_norm": "driftscope.hooks.deep:add_micro_batch",
+    "capsule": "driftscope.hooks.capsules:Capsules.offer",
     "rules": "driftscope.rules:evaluate",
     "journal": "driftscope.journal:encode",
     "metrics": "driftscope.hooks.recorder:metric_values",

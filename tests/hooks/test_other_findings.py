@@ -106,3 +106,16 @@ def test_fewer_tokens_than_the_tile(tmp_path: Any) -> None:
             made.train()
         norms.append([r.paths["oracle"].hidden_grad_norm for r in steps_of(tmp_path / name / "run")])
     torch.testing.assert_close(torch.tensor(norms[0]), torch.tensor(norms[1]), rtol=1e-6, atol=0)
+
+
+def test_a_cap_under_every_ratio_masks_all_of_them(tmp_path: Any) -> None:
+    from dataclasses import fields
+
+    from trl import GRPOConfig
+
+    names = {f.name for f in fields(GRPOConfig)}
+    cap = next(n for n in ("vllm_importance_sampling_clip_max", "vllm_importance_sampling_cap") if n in names)
+    for limit, fires in ((0.5, True), (3.0, False)):
+        folder = tmp_path / str(limit)
+        with trainer(folder, max_steps=1, vllm_importance_sampling_mode="sequence_mask", **{cap: limit}) as made:
+            assert ("DS203" in watched(made, folder / "run")) == fires

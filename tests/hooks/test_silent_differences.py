@@ -84,7 +84,9 @@ def test_is_correction(tmp_path: Any, mode: str) -> None:
         ideal = 1 / 0.8 if mode == "token_truncate" else 0.8**-8
         assert record.causes[0].factor == pytest.approx(ideal, rel=0.03)
         assert record.is_ratio.truncated_support_share == pytest.approx(1.0, abs=1e-3)
-    assert "DS102" in {a.rule for a in alerts_of(tmp_path / "run")}
+    rules = {a.rule for a in alerts_of(tmp_path / "run")}
+    assert "DS102" in rules
+    assert ("DS101" in rules) == (mode == "sequence_truncate")  # 1.25x is no gap to warn of, 6x is
 
 
 def test_normalizer(tmp_path: Any) -> None:

@@ -322,6 +322,7 @@ def test_the_layout_is_one_tiling():
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype:UserWarning")
 @pytest.mark.parametrize("kind", [None, "token", "sequence"])
 def test_on_a_gpu_it_never_waits_and_says_the_same(kind):
     trainer, engine, mask, weight = plain.batch(8, 256, applied=kind)

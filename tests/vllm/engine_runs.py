@@ -45,6 +45,7 @@ def engine_run(
     dtype: torch.dtype = torch.float32,
     stale: bool | list[str] = False,
     seed: int = 0,
+    arch: str = "llama",
     wrap: Any = None,
     steps: int = 3,
     **overrides: Any,
@@ -61,7 +62,7 @@ def engine_run(
     from tests.hooks.runs import alerts_of, reset_accelerate, steps_of
 
     reset_accelerate()
-    path = str(save_tiny(directory / "model", "qwen2", seed, **HEADS))
+    path = str(save_tiny(directory / "model", arch, seed, **HEADS))
     arguments: dict[str, Any] = {
         "output_dir": str(directory / "trainer"), "max_steps": steps, "seed": seed + 1, "learning_rate": 1e-3,
         "lr_scheduler_type": "constant", "per_device_train_batch_size": 8, "num_generations": 4,

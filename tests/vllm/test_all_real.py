@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -52,10 +53,13 @@ def test_honest_sampling_leaves_no_gap(out: Path):
 
 
 def test_truncated_sampling_makes_both_gaps(out: Path):
+    gaps = []
     for liger, reference in zip(rows(out, "liger", 0.8), rows(out, "reference", 0.8), strict=True):
-        assert reference["ratio"] < 0.05
+        assert reference["ratio"] < 0.1  # completions that end early keep more of it
         assert liger["grad_norm"] > 1.0
-        assert liger["grad_norm"] > 15 * reference["grad_norm"]
+        gaps.append(liger["grad_norm"] / reference["grad_norm"])
+    assert min(gaps) > 5, gaps
+    assert statistics.median(gaps) > 50, gaps
 
 
 def test_the_report_tells_both_causes_and_what_to_change_first(out: Path):

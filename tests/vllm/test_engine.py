@@ -36,6 +36,7 @@ def test_honest_rows_raise_no_alarm(tmp_path: Any, row: str, seed: int):
     assert 1 - width < low <= 1 <= high < 1 + width
     assert mean == pytest.approx(1.0, abs=bias)
     assert not seen.rules
+    assert all(r.canary.tokenizer == [] and not r.violations for r in seen.records)
     assert set(seen.first_causes) == {"engine_noise"}
     assert {r.canary.agrees_with for r in seen.records} == {"current"}
     if dtype == BF16:  # bfloat16 is noise of the engine's number format, and is seen as that
@@ -92,3 +93,11 @@ def test_an_adapter_that_was_not_loaded_is_named_within_two_steps(tmp_path: Any)
     assert set(seen.first_causes[1:]) == {"adapter_missing"}
     assert seen.rules >= {"DS209"}
     assert not seen.rules & {"DS207", "DS208", "DS210"}
+
+
+def test_a_tokenizer_that_the_engine_reads_otherwise_is_named(tmp_path: Any):
+    """transformers 5 loads a word-level tokenizer of a Qwen2 directory as byte-level BPE: the engine reads nothing."""
+    seen = engine_run(tmp_path, arch="qwen2", steps=1)
+    assert any(words.startswith("a prompt of") for words in seen.records[0].canary.tokenizer)
+    assert seen.records[0].canary.agrees_with == "current"  # TRL sends token ids here, so the run is sound
+    assert not seen.rules
