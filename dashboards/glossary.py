@@ -41,7 +41,9 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
     ),
     (
         "Noise floor",
-        "The relative difference that rounding alone makes on this hardware and dtype, measured in the run.",
+        "The difference that rounding alone makes on this hardware and dtype, measured in the run: relative for a "
+        "gradient; in nats a token for log-probs, where the same tokens are scored twice with another batch split and "
+        "another order of attention.",
     ),
     (
         "Importance sampling ratio",
@@ -56,6 +58,31 @@ GLOSSARY: tuple[tuple[str, str], ...] = (
         "renormalised over "
         "what it kept makes every token's ratio smaller by this factor; a sequence's ratio by its product over all "
         "tokens.",
+    ),
+    (
+        "Log ratio, d",
+        "The trainer's log-prob of a sampled token minus the engine's, in nats. The importance sampling ratio is its "
+        "exponential; over a sequence the log ratios add up.",
+    ),
+    (
+        "Canary",
+        "A few freshly sampled tokens, scored again by the trainer under its current weights, under older ones and "
+        "without its adapters. Those that the engine's log-probs agree with are the weights it runs on.",
+    ),
+    (
+        "Engine noise",
+        "What is left of the log ratio once every known difference is taken off: rounding, number formats, kernels. "
+        "It is compared with the noise floor.",
+    ),
+    (
+        "Product over the sequence",
+        "A sequence-level correction multiplies the ratios of all its tokens, so a small bias per token becomes a "
+        "huge factor over a long completion.",
+    ),
+    (
+        "Watched series, episode",
+        "A log quantity followed step by step by four detectors: a spike, a level shift, a slow trend, a bias of the "
+        "mean. What they find together is one episode, with one alarm.",
     ),
     (
         "Normaliser",

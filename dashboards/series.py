@@ -95,7 +95,29 @@ def thin(line: Line, limit: int = POINT_LIMIT) -> Line:
     for b in range(buckets):
         where = range(b * n // buckets, (b + 1) * n // buckets)
         keep.update(_extremes(line, where))
-    order = sorted(keep)
+    return _picked(line, sorted(keep))
+
+
+def thin_together(lines: Sequence[Line], limit: int = POINT_LIMIT, *, lead: int | None = None) -> list[Line]:
+    """``thin`` for lines over the same steps: of each, the same steps are kept.
+
+    The extremes of the first ``lead`` lines (default: all) are among them. Bands are not looked at.
+    """
+    if not lines or len(lines[0].x) <= limit:
+        return list(lines)
+    leading = lines[: lead or len(lines)]
+    n, buckets = len(lines[0].x), max(1, limit // (2 * len(leading) + 1))
+    keep = {0, n - 1}
+    for b in range(buckets):
+        where = range(b * n // buckets, (b + 1) * n // buckets)
+        for line in leading:
+            known = [(v, i) for i in where if (v := line.mid[i]) is not None]
+            holes = [i for i in where if line.mid[i] is None]
+            keep.update([min(known)[1], max(known)[1], *holes[:1]] if known else holes[:1])
+    return [_picked(line, sorted(keep)) for line in lines]
+
+
+def _picked(line: Line, order: Sequence[int]) -> Line:
     return Line(
         x=[line.x[i] for i in order],
         mid=[line.mid[i] for i in order],

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from driftscope.dashboards import figures, tables
 from driftscope.dashboards.figures.ratio_time import ratio_value
 from driftscope.dashboards.glossary import GLOSSARY
+from driftscope.dashboards.mismatch_view import drift_section
 from driftscope.dashboards.series import finite, middle, pair, values
 from driftscope.dashboards.wording import (
     UNAVAILABLE,
@@ -73,6 +74,7 @@ def build(run: Run, verdict: Verdict) -> dict[str, Any]:
         "subtitle": _subtitle(run),
         "tiles": tiles(steps),
         "panels": panels(steps, settings),
+        "drift": drift_section(steps, run.alerts),
         "path_table": tables.path_table(steps),
         "cost_table": tables.cost_table(steps),
         "cause_table": tables.cause_table(figures.summarize_causes(steps)),

@@ -28,8 +28,25 @@ CAUSE_LABELS = {
     "extra_terms": "extra loss terms",
     "accumulation_dtype": "accumulation dtype",
     "truncated_support": "truncated sampling support",
+    "temperature": "another temperature",
+    "stale_weights": "stale weights",
+    "stale_module": "stale module",
+    "adapter_missing": "adapter missing",
+    "engine_noise": "engine noise",
     "sequence_product": "product over the sequence",
     "unexplained": "unexplained",
+}
+
+SERIES_LABELS = {
+    "log_is_mean": "log of the mean IS ratio",
+    "log_is_std": "log of the IS ratio's spread",
+    "log_gap": "log of the gap in gradient norm",
+}
+WEIGHTS_LABELS = {
+    "current": "current weights",
+    "previous": "older weights",
+    "adapter_off": "adapters off",
+    "part": "older weights of a part",
 }
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
@@ -98,6 +115,16 @@ def path_label(name: str) -> str:
 def cause_label(cause_id: str) -> str:
     """The reader's name of a cause; an unknown one as recorded."""
     return CAUSE_LABELS.get(cause_id, clean(cause_id))
+
+
+def series_label(name: str) -> str:
+    """The reader's name of a watched series; an unknown one as recorded."""
+    return SERIES_LABELS.get(name, clean(name))
+
+
+def weights_label(name: str) -> str:
+    """The reader's name of a set of weights that the canary compares; an unknown one as recorded."""
+    return WEIGHTS_LABELS.get(name, clean(name))
 
 
 def ordered_paths(names: Iterable[str]) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from statistics import median
 
 from driftscope._journal_reader import Run
+from driftscope._verdict_engine import Engine, gather_engine
 from driftscope.records import StepRecord
 from driftscope.rules._ratios import applied_mean
 from driftscope.rules.base import finite, hidden_ratio
@@ -44,6 +45,7 @@ class Facts:
     ratio_applied: bool = False
     kept_mass: float | None = None
     length: float | None = None
+    engine: Engine | None = None
     unavailable: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -97,6 +99,7 @@ def gather(run: Run) -> Facts | None:
         ratio_applied=any(r.applied is not None for r in ratios),
         kept_mass=middle(steps, lambda s: s.is_ratio.kept_mass if s.is_ratio else None),
         length=middle(steps, _length),
+        engine=gather_engine(steps),
         unavailable={name: why for s in steps for name, why in s.unavailable.items()},
     )
 

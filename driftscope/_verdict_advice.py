@@ -6,6 +6,7 @@ from typing import Any
 
 from driftscope._run_facts import Facts
 from driftscope._text import percent, sig
+from driftscope._verdict_engine import ENGINE_RULES, modules_words
 from driftscope.rules._causes import RATIO_FIRST
 
 Worst = dict[str, Any]  # rule -> its worst severity
@@ -21,22 +22,55 @@ CAUSE_RULES = {
     "extra_terms": "DS109",
 }
 GAP_RULES = ("DS101", *dict.fromkeys(CAUSE_RULES.values()))
+ENGINE_ACTIONS = {
+    "stale_weights": "First bring the sampling engine back to the trainer's weights",
+    "stale_module": "First bring {} of the sampling engine back to the trainer's weights",
+    "adapter_missing": "First give the sampling engine the adapter",
+    "temperature": "First give engine and trainer the same temperature",
+}
 FALLBACK_ORDER = ("DS203", "DS110", "DS402", "DS901")
 
 
 def first_action(facts: Facts | None, worst: Worst, remedies: dict[str, str], settings: dict[str, Any]) -> str | None:
-    """What to change first: what is not finite, then a biased input, then the path."""
+    """What to change first: what is not finite, then an engine on other weights, a biased input, the path."""
     if facts is None:
         return "Run again with Driftscope attached before trainer.train(), with spectrum_every=1 for a short run."
     if is_bad(worst, "DS401"):
         return remedies["DS401"]
     path = _path_remedy(facts, worst, remedies)
+    cause = engine_cause(facts, worst)
+    if cause is not None:
+        return _engine_first(facts, worst, remedies, settings, cause, path)
     if is_bad(worst, "DS201"):
         return _sampling_first(facts, settings, path)
     for rule in ("DS202", *(() if path else FALLBACK_ORDER)):
         if is_bad(worst, rule):
             return f"{remedies[rule]} Then: {path}" if path else remedies[rule]
     return path
+
+
+def engine_cause(facts: Facts, worst: Worst) -> str | None:
+    """What sets the engine apart from the trainer beyond its sampling settings, where a rule of it fired."""
+    fired = [rule for rule in ENGINE_RULES.values() if is_bad(worst, rule)]
+    if not fired:
+        return None
+    if facts.engine is None:  # an alert without a look on record
+        return next(cause for cause, rule in ENGINE_RULES.items() if rule in fired)
+    return facts.engine.main(fired)
+
+
+def _engine_first(
+    facts: Facts, worst: Worst, remedies: dict[str, str], settings: dict[str, Any], cause: str, path: str | None
+) -> str:
+    """An engine that scores with another policy makes every other number moot, so it comes first."""
+    part = modules_words(facts.engine.worst) if facts.engine is not None else "the stale part"
+    text = f"{ENGINE_ACTIONS[cause].format(part)}: every ratio, and what follows from it, is moot until then. "
+    text += remedies[ENGINE_RULES[cause]]
+    if cause != "temperature" and is_bad(worst, ENGINE_RULES["temperature"]):
+        text += f" Also: {remedies[ENGINE_RULES['temperature']]}"
+    if is_bad(worst, "DS201"):
+        return f"{text} Then{_sampling_first(facts, settings, path).removeprefix('First')}"
+    return f"{text} Then: {path}" if path is not None else text
 
 
 def _sampling_first(facts: Facts, settings: dict[str, Any], path: str | None) -> str:

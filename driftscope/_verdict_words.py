@@ -7,7 +7,8 @@ from typing import Any
 
 from driftscope._run_facts import Facts
 from driftscope._text import path_words, percent, printable, sentence, sig, times
-from driftscope._verdict_advice import GAP_RULES, Worst, is_bad, sampler_words, support_words
+from driftscope._verdict_advice import GAP_RULES, Worst, engine_cause, is_bad, sampler_words, support_words
+from driftscope._verdict_engine import ENGINE_RULES, canary_words, engine_headline, shares
 from driftscope.records import SEVERITIES
 
 DOES = {
@@ -29,6 +30,9 @@ def headline(facts: Facts | None, worst: Worst, titles: dict[str, str], settings
         return "Nothing was measured: the run holds no analysed step, so nothing can be said about its loss."
     if worst.get("DS401") == "critical":
         return "Values that are NaN or infinite entered the training, so nothing after them can be trusted."
+    cause = engine_cause(facts, worst)
+    if cause is not None:
+        return _engine_headline(facts, worst, titles, settings, cause)
     if any(is_bad(worst, rule) for rule in GAP_RULES):
         return _gap_headline(facts, worst, settings)
     if is_bad(worst, "DS112"):
@@ -48,6 +52,19 @@ def headline(facts: Facts | None, worst: Worst, titles: dict[str, str], settings
     if facts.shadow and any(rule in worst for rule in GAP_RULES):
         return f"{_what_trains(facts)}; {_shadow_words(facts)}."
     return f"{_what_trains(facts)}."
+
+
+def _engine_headline(facts: Facts, worst: Worst, titles: dict[str, str], settings: dict[str, Any], cause: str) -> str:
+    """The engine first, then the gap or the biased ratio that comes on top, if any."""
+    text = printable(titles[ENGINE_RULES[cause]])
+    if facts.engine is not None:
+        text = engine_headline(facts.engine, cause)
+    if any(is_bad(worst, rule) for rule in GAP_RULES):
+        gap = _gap_headline(facts, worst, settings)
+        return f"{text}; besides, {gap[:1].lower() + gap[1:] if gap.startswith('The ') else gap}"
+    if is_bad(worst, "DS201"):
+        return f"{text}; besides, the importance sampling ratio is biased: {support_words(facts, settings)}."
+    return f"{text}, so that what it samples and scores is another policy than the one that trains."
 
 
 def _what_trains(facts: Facts) -> str:
@@ -173,12 +190,23 @@ def _reference_lines(facts: Facts, worst: Worst) -> list[str]:
 
 def _ratio_lines(facts: Facts, worst: Worst, settings: dict[str, Any]) -> list[str]:
     if facts.ratio_mean is None:
-        return []
+        return _engine_lines(facts)
     if "DS201" in worst:
         text = sentence(support_words(facts, settings))
         if facts.ratio_applied and facts.ratio_mean < 0.1:
             who = "and it is what trains" if facts.live == "reference" else "so switching to it alone is no cure"
             text += f". TRL's own path applies that ratio and hardly learns, {who}"
-        return [text + "."]
+        return [text + ".", *_engine_lines(facts)]
     used = "applied" if facts.ratio_applied else "raw (not applied)"
-    return [f"Mean importance sampling ratio, {used}: {sig(facts.ratio_mean)}."]
+    return [f"Mean importance sampling ratio, {used}: {sig(facts.ratio_mean)}.", *_engine_lines(facts)]
+
+
+def _engine_lines(facts: Facts) -> list[str]:
+    """What the canary says: the weights that the engine runs on, and what makes the ratio at the last look."""
+    if facts.engine is None:
+        return []
+    lines = [canary_words(facts.engine)]
+    parts = shares(facts.engine.last)
+    if parts:
+        lines.append(f"What makes the log ratio at step {facts.engine.last.step}: {', '.join(parts)}.")
+    return lines

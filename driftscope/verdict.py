@@ -9,6 +9,7 @@ from typing import Literal
 from driftscope._journal_reader import Run
 from driftscope._run_facts import Facts, gather
 from driftscope._verdict_advice import first_action
+from driftscope._verdict_engine import ENGINE_RULES, sampling_line
 from driftscope._verdict_words import headline, summary
 from driftscope.records import SEVERITIES, AlertRecord, Severity
 from driftscope.rules import Finding, Thresholds, evaluate, note_finding, refused_finding
@@ -16,7 +17,7 @@ from driftscope.rules._causes import honest_ratio_first
 
 Level = Literal["clean", "info", "warning", "critical", "unavailable"]
 NOT_JUDGED = ("DS111",)  # facts about the stack, listed but no reason to call a run anything but clean
-_INPUTS_FIRST = ("DS401", "DS201", "DS202", "DS203")
+_INPUTS_FIRST = ("DS401", *ENGINE_RULES.values(), "DS201", "DS202", "DS203")
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,8 @@ class Verdict:
     summary: list[str]
     first_action: str | None
     findings: list[FindingSummary]
+    sampling: str | None = None
+    """The latest importance sampling ratio and what makes it, in a line; ``None`` where the canary never looked."""
 
 
 def judge(run: Run) -> Verdict:
@@ -56,6 +59,7 @@ def judge(run: Run) -> Verdict:
         summary=summary(facts, worst, settings, run.problems),
         first_action=first_action(facts, worst, {f.rule: f.remedy for f in findings}, settings),
         findings=findings,
+        sampling=sampling_line(run.steps),
     )
 
 

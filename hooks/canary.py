@@ -167,7 +167,10 @@ class Canary:
         shift = self._shift(tokens, now, good, chosen)
         part = Part("stale_module", shift, "stale in the engine: " + ", ".join(names), WEIGHT_PARTS)
         self._searched = 0.0
-        return decompose(ratio, [*parts, part], floor)
+        narrowed = decompose(ratio, [*parts, part], floor)
+        whole_weights = any(c.id in WEIGHT_PARTS for c in found.causes)
+        # Several blocks can always be chosen to fit a little better than all of them: only much better counts.
+        return narrowed if not whole_weights or narrowed.rest_rms < 0.5 * found.rest_rms else found
 
     def _stale_names(
         self, tokens: Tokens, now: Tensor, good: Tensor, rest: Tensor, groups: dict[str, list[str]]
@@ -210,7 +213,7 @@ class Canary:
         if coarse > ROUNDING * floor:  # the trainer computes in a finer format itself
             out.bf16_noise = coarse
             noise.detail += f"; bfloat16 in this model makes {coarse:.2g}"
-            if found.rest_rms <= ROUNDING * coarse:
+            if found.rest_rms <= ROUNDING * coarse and out.agrees_with == "current":
                 noise.detail += ": the engine computes in a coarser number format"
 
     def _remember(self, step: int, out: CanaryRecord) -> None:

@@ -139,7 +139,8 @@ class Recorder:
 
             render(run_dir)
         if self.console is not None:
-            self.console.finished(judge(read_run(run_dir)).headline, run_dir)
+            verdict = judge(read_run(run_dir))
+            self.console.finished(verdict.headline, run_dir, verdict.sampling)
 
     def close(self) -> None:
         """Close the journal. A run whose training has not come to its end is on record as failed."""

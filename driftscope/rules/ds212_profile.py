@@ -40,8 +40,8 @@ RULE = Rule(
     ),
     remedy=(
         "Look at the causes of the ratio in the same record and mend the first of them: weights, sampling settings, "
-        "number format. Until then vllm_importance_sampling_mode='token_truncate' bounds what one token can do; another "
-        "profile is set with driftscope.attach(trainer, profile='strict' | 'verl' | 'nemo' | 'trl' | 'mine.json')."
+        "number format. Until then vllm_importance_sampling_mode='token_truncate' bounds what one token can do. "
+        "Another profile: driftscope.attach(trainer, profile='strict' | 'verl' | 'nemo' | 'trl' | 'mine.json')."
     ),
     check=check,
 )

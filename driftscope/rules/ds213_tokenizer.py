@@ -23,9 +23,9 @@ RULE = Rule(
     title="Trainer and sampling engine have different tokenizers",
     group="sampling",
     why=(
-        "An engine with another end of sequence stops where the trainer does not, or never; with another vocabulary its "
-        "token ids mean something else. A prompt that is sent as text becomes another prompt. The ratio shows none of "
-        "this: both sides score the ids that the engine returned."
+        "An engine with another end of sequence stops where the trainer does not, or never; with another vocabulary "
+        "its token ids mean something else. A prompt that is sent as text becomes another prompt. The ratio shows "
+        "none of this: both sides score the ids that the engine returned."
     ),
     condition=(
         "The colocated engine's tokenizer differs from the trainer's in the number of tokens or the end of sequence "

@@ -19,6 +19,7 @@ from driftscope.records import (
     Unexplained,
 )
 from driftscope.verdict import Verdict
+from tests.dashboards import simulated_mismatch
 
 NO_VERDICT = Verdict(level="unavailable", headline="Nothing was measured", summary=[], first_action=None, findings=[])
 
@@ -107,8 +108,11 @@ def step_record(step: int, micro: int = 0, *, ratio: float = 0.006, seed: int = 
             applied=ratio_stats(rng, ratio, 0.5),
             kept_mass=0.81,
             truncated_support_share=0.98,
-            causes=[Cause(id="truncated_support", share=0.98, factor=0.81, detail="mass that top_p=0.8 keeps")],
+            causes=simulated_mismatch.causes(step),
         ),
+        mismatch=simulated_mismatch.mismatch(step, micro),
+        canary=simulated_mismatch.canary(step) if micro == 0 else None,
+        drift=simulated_mismatch.drift(step) if micro == 3 or deep else {},
         causes=[
             Cause(id="is_correction", share=0.97, factor=1 / clipped, detail="the fused path multiplies by 1"),
             Cause(id="normalizer", share=0.03, factor=norm_factor, detail="micro-batch, not generation batch"),
@@ -172,6 +176,17 @@ def simulated_run(n: int = 40, ratio: float = 0.006) -> Run:
             remedy="Use a path with the generation batch's normaliser.",
         )
     )
+    if n >= simulated_mismatch.STALE_FROM + 4:
+        alerts.append(
+            AlertRecord(
+                step=simulated_mismatch.STALE_FROM + 4,
+                rule="DS211",
+                severity="warning",
+                title="The mismatch between trainer and engine is drifting",
+                evidence="log_is_std rose by 1.3 since step 21 (trend, 9 standard errors)",
+                remedy="Look at what the canary says of the engine's weights.",
+            )
+        )
     return Run(
         info=run_info(),
         steps=steps,

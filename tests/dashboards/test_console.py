@@ -96,6 +96,16 @@ def test_the_end_names_every_rule_and_the_records():
     ]
 
 
+def test_the_end_says_what_makes_the_ratio():
+    report, out = reporter()
+    line = "IS ratio 0.0049: truncated sampling 100%, engine noise 0%"
+    report.finished("Critical: x", "runs/demo", line)
+    assert out.getvalue().splitlines() == ["[driftscope] Critical: x", f"    {line}", "    records: runs/demo"]
+    report.finished("y", "z", HOSTILE)
+    assert "[red]x[/red] :boom:" in out.getvalue()
+    assert "\x1b[31m" not in out.getvalue()
+
+
 def test_the_same_note_is_told_three_times_at_most():
     report, out = reporter()
     for step in range(10):

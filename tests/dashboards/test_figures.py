@@ -21,6 +21,13 @@ MAKERS = [
     figures.ratio_distribution,
     figures.normalizer,
     figures.residual,
+    figures.mismatch_causes,
+    figures.mismatch_distribution,
+    figures.by_probability,
+    figures.by_position,
+    figures.by_progress,
+    figures.canary,
+    figures.drift,
 ]
 UP = "pushed up (c &lt; 0)"
 by_name = pytest.mark.parametrize("maker", MAKERS, ids=lambda m: m.__name__)

@@ -28,6 +28,7 @@ HOSTILE = [
 ]
 ALL = "|".join(HOSTILE)
 CHOICES = {"kind", "severity", "status", "level", "tier", "source", "schema"}
+CHOICES |= {"agrees_with", "state"}
 CHOICES |= {"live", "candidate", "reference", "live_head", "mode"}  # poisoned in a record of their own
 
 
@@ -40,8 +41,10 @@ def poisoned(value, key=""):
     """Every string of a JSON value replaced by hostile text, except the fields that hold one of a few known words."""
     if isinstance(value, dict):
         out = {k: poisoned(v, k) for k, v in value.items()}
-        if key in ("versions", "model", "trainer", "spec", "unavailable", "paths"):
-            out[ALL] = next(iter(out.values()), None) if key == "paths" else ALL
+        if key in ("versions", "model", "trainer", "spec", "unavailable", "paths", "drift", "distances"):
+            copied = key in ("paths", "drift", "distances")
+            if out or not copied:
+                out[ALL] = next(iter(out.values())) if copied else ALL
         return out
     if isinstance(value, list):
         return [poisoned(v, key) for v in value]
@@ -51,6 +54,8 @@ def poisoned(value, key=""):
 def poisoned_run(n=3):
     run = simulated_run(n)
     steps = [s.model_copy(update={"unavailable": {"x": "y"}, "nonfinite": ["z"]}) for s in run.steps]
+    part = {"agrees_with": "part", "stale_modules": ["a", "b"], "note": "c"}
+    steps[-4] = steps[-4].model_copy(update={"canary": steps[-4].canary.model_copy(update=part)})
     steps.append(steps[-1].model_copy(update={"step": n + 1, "live": ALL, "live_head": ALL}))
     load = lambda record: type(record).model_validate(poisoned(record.model_dump(by_alias=True)))  # noqa: E731
     return Run(
@@ -148,7 +153,7 @@ def test_render_says_why_it_cannot_write_or_read(tmp_path):
 
 
 def test_sections_stand_in_the_order_of_need(html):
-    sections = ("paths", "why", "ratio", "ledger", "findings", "setup", "health", "glossary")
+    sections = ("paths", "why", "ratio", "sampling-drift", "ledger", "findings", "setup", "health", "glossary")
     marks = ["verdict-title", "What to do first", 'class="tiles"', *(f'<section id="{name}"' for name in sections)]
     places = [html.index(mark) for mark in marks]
     assert places == sorted(places)

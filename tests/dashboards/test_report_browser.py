@@ -53,7 +53,7 @@ def visit(browser, tmp_path):
 def test_every_plot_is_drawn_silent_offline_and_within_the_page(visit, width, scheme):
     page, told, asked = visit(render_html(simulated_run(), verdict()), width, color_scheme=scheme)
     drawn = page.evaluate(PLOTS)
-    assert len(drawn) == 9
+    assert len(drawn) == 16
     assert all(n > 0 for n in drawn), drawn
     assert told == []
     assert asked == []
@@ -62,6 +62,23 @@ def test_every_plot_is_drawn_silent_offline_and_within_the_page(visit, width, sc
         "[...document.querySelectorAll('.plot .main-svg')].map(s => s.getBoundingClientRect().right)"
     )
     assert max(boxes) <= width
+
+
+def test_sampling_drift_is_drawn_with_its_alarms(visit):
+    page, told, _ = visit(render_html(simulated_run(), verdict()))
+    assert told == []
+    points = "id => document.querySelectorAll(`#plot-${id} .point`).length"
+    assert page.evaluate(points, "drift") == 2  # the cross and the circle of one episode
+    assert page.evaluate(points, "mismatch-distribution") >= 3
+    bands = "document.querySelectorAll('#plot-mismatch-causes .subplot.xy .fills .js-fill').length"
+    assert page.evaluate(bands) == 3
+    rows = [row.inner_text().split() for row in page.query_selector_all("#sampling-drift .looks tbody tr")]
+    assert rows[0][:3] == ["1", "current", "weights"]
+    assert rows[-1][:3] == ["40", "older", "weights"]
+    assert not page.is_visible("#table-mismatch")
+    page.click(".numbers summary")
+    assert page.is_visible("#table-mismatch")
+    assert "rollout_corr/kl" in page.inner_text(".numbers")
 
 
 def test_hostile_text_is_shown_as_text_and_runs_nothing(visit):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from driftscope.dashboards.series import Line, by_step, middle, pair, thin, why_unavailable
+from driftscope.dashboards.series import Line, by_step, middle, pair, thin, thin_together, why_unavailable
 from driftscope.records import Gap, StepRecord
 
 
@@ -68,3 +68,20 @@ def test_pair_comes_from_the_latest_gap():
 def test_reason_by_name_or_prefix(signal, why):
     steps = [record(1, unavailable={"residual": "old"}), record(2, unavailable={"paths.liger": "no call"})]
     assert why_unavailable(steps, signal) == why
+
+
+def test_lines_thinned_together_keep_the_same_steps_and_the_leads_extremes():
+    n = 5_000
+    xs = list(map(float, range(n)))
+    first, second = [0.5] * n, [1.0] * n
+    first[1_234], first[3_000], second[2_345] = 9.0, None, -7.0
+    lines = [Line(xs, first, first, first), Line(xs, second, second, second)]
+    both = thin_together(lines, 300)
+    assert both[0].x == both[1].x
+    assert len(both[0].x) <= 330
+    assert (max(v for v in both[0].mid if v is not None), min(both[1].mid)) == (9.0, -7.0)
+    assert None in both[0].mid
+    lead = thin_together(lines, 300, lead=1)
+    assert 9.0 in lead[0].mid
+    assert -7.0 not in lead[1].mid
+    assert thin_together(lines, n) == lines

@@ -237,3 +237,14 @@ def test_a_mismatch_over_the_profiles_limit_is_told(tmp_path: Any):
         ):
             made.train()
         assert ("DS212" in {a.rule for a in alerts_of(folder / "run")}) == stale
+
+
+def test_old_weights_are_told_beside_truncated_sampling(tmp_path: Any):
+    """The kept mass is that of the current weights, so a little is left: no stale module, and no number format."""
+    with engine(stale=True):
+        records, rules = run(tmp_path, steps=6, top_p=0.8)
+    for record in records[1:]:
+        assert {c.id for c in record.is_ratio.causes[:2]} == {"truncated_support", "stale_weights"}
+        assert record.canary.agrees_with == "previous"
+        assert not any("coarser" in (c.detail or "") for c in record.is_ratio.causes)
+    assert rules & RULES == {"DS207"}
