@@ -80,7 +80,10 @@ class Scorer:
         return logps[tokens.keep_BT].double()
 
     def score_otherwise(self, tokens: Tokens) -> Tensor:
-        """As ``score``, one sequence at a time and with attention in another order: only rounding may differ."""
+        """As ``score``, one sequence at a time and with attention in another order: only rounding may differ.
+
+        torch's choice of attention kernels is afterwards as it was (seen on an H200, its order of them included).
+        """
         from torch.nn.attention import SDPBackend, sdpa_kernel
 
         with sdpa_kernel(SDPBackend.MATH):
