@@ -81,7 +81,7 @@ def test_the_reference_itself_is_off(tmp_path: Any, liger: bool) -> None:
 
 
 def test_an_engine_that_goes_stale(tmp_path: Any) -> None:
-    """The ratio drifts although nothing is truncated: no cause is made up."""
+    """The ratio drifts although nothing is truncated: the canary names the weights, and no other cause is made up."""
     from driftscope.hooks import sampler
 
     with trainer(tmp_path, learning_rate=3e-2, max_steps=4, max_completion_length=24) as made:
@@ -92,9 +92,12 @@ def test_an_engine_that_goes_stale(tmp_path: Any) -> None:
         found = watched(made, tmp_path / "run")
     assert "DS202" in found
     assert "DS201" not in found
+    assert "DS207" in found
     for record in steps_of(tmp_path / "run"):
         assert record.is_ratio.kept_mass is None
-        assert record.is_ratio.causes == []
+        named = {c.id for c in record.is_ratio.causes}
+        looked = record.canary is not None
+        assert named == (set() if not looked else {"engine_noise"} | ({"stale_weights"} if record.step > 1 else set()))
 
 
 def test_fewer_tokens_than_the_tile(tmp_path: Any) -> None:
