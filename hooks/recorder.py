@@ -177,6 +177,14 @@ def metric_values(record: StepRecord) -> dict[str, float | None]:
         out["is_ratio/raw_mean"] = record.is_ratio.raw.mean
         out["is_ratio/ess"] = record.is_ratio.raw.ess
         out["is_ratio/kept_mass"] = record.is_ratio.kept_mass
+    if record.mismatch is not None:
+        out["mismatch/k1"] = record.mismatch.divergence.k1
+        out["mismatch/k3"] = record.mismatch.divergence.k3
+        out["mismatch/logp_abs_diff"] = record.mismatch.log_difference.abs_mean
+    if record.canary is not None:
+        out["canary/rms"] = record.canary.rms
+        out["canary/unexplained_rms"] = record.canary.rest_rms
+        out["canary/noise_floor"] = record.canary.noise_floor
     return out
 
 

@@ -248,3 +248,12 @@ def test_old_weights_are_told_beside_truncated_sampling(tmp_path: Any):
         assert record.canary.agrees_with == "previous"
         assert not any("coarser" in (c.detail or "") for c in record.is_ratio.causes)
     assert rules & RULES == {"DS207"}
+
+
+def test_the_figures_go_to_the_trainers_own_log(tmp_path: Any):
+    with trainer(tmp_path, max_steps=2, gradient_accumulation_steps=1) as made:
+        with attach(made, tmp_path / "run", spectrum_every=1, deep_every=0, console=False, report=False):
+            made.train()
+        logged = set().union(*made.state.log_history)
+    for name in ("mismatch/k3", "mismatch/logp_abs_diff", "canary/rms", "canary/noise_floor", "is_ratio/raw_mean"):
+        assert f"driftscope/{name}" in logged
