@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (click.Abort, KeyboardInterrupt):
         click.echo("driftscope: interrupted", err=True)
         return EXIT_INTERRUPTED
-    except BrokenPipeError:  # the reader of stdout went away, as ``| head`` does
+    except (BrokenPipeError, SystemExit):  # the reader of stdout went away, as ``| head`` does; click exits on it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_CLEAN
     return result if isinstance(result, int) else EXIT_CLEAN

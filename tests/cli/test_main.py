@@ -138,3 +138,19 @@ def test_report_takes_a_directory_or_its_records(rendered, tmp_path, capsys):
     assert main(["report", str(tmp_path / "records.jsonl"), "--out", str(tmp_path / "x.html")]) == 0
     assert rendered.calls == [(tmp_path, None), (tmp_path, tmp_path / "x.html")]
     assert str(tmp_path / "report.html") in capsys.readouterr().out
+
+
+def test_a_reader_that_goes_away_early_is_no_finding(tmp_path):
+    """``driftscope check RUN | head -1`` on a run without findings is not exit code 1."""
+    code = (
+        "import os, sys\n"
+        "read, write = os.pipe()\n"
+        "os.dup2(write, 1)\n"
+        "os.close(read)\n"
+        "os.close(write)\n"
+        "from driftscope.cli import main\n"
+        "raise SystemExit(main(['doctor', '--explain', 'DS201']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert "Traceback" not in done.stderr
