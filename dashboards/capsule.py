@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import os
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +9,11 @@ from markupsafe import Markup
 
 from driftscope.dashboards import tables
 from driftscope.dashboards.figures import summarize_causes
+from driftscope.dashboards.pages import write_page
 from driftscope.dashboards.report import TEMPLATES, _environment
 from driftscope.dashboards.tables import Table
 from driftscope.dashboards.view import LEVEL_WORDS, setups
 from driftscope.dashboards.wording import UNAVAILABLE, clean, number, path_label
-from driftscope.errors import RunDirectoryError
 from driftscope.records import RunInfo, StepRecord
 
 
@@ -24,20 +22,7 @@ def render_capsule(document: dict[str, Any], record: StepRecord, info: RunInfo |
 
     Raises ``RunDirectoryError`` where it cannot be written.
     """
-    html = render_html(document, record, info)
-    partial = out.with_name(f".{out.name}.{os.getpid()}")
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(html, encoding="utf-8", newline="\n")
-        partial.replace(out)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise RunDirectoryError(
-            f"--report {str(out)!r} cannot be written ({error.strerror or error}). Choose a path that this process "
-            "may write to."
-        ) from error
-    return out
+    return write_page(render_html(document, record, info), out, "--report")
 
 
 def render_html(document: dict[str, Any], record: StepRecord, info: RunInfo | None) -> str:

@@ -7,21 +7,19 @@ that scripts read. The page's own two scripts are allowed by their hashes, so th
 from __future__ import annotations
 
 import base64
-import contextlib
 import functools
 import hashlib
 import json
 import math
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from driftscope.dashboards.pages import write_page
 from driftscope.dashboards.view import build
 from driftscope.dashboards.wording import clean
-from driftscope.errors import RunDirectoryError
 
 if TYPE_CHECKING:
     from driftscope.journal import Run
@@ -44,20 +42,7 @@ def render(run_dir: Path, out: Path | None = None) -> Path:
     run = read_run(run_dir)
     home = run_dir.parent if run_dir.is_file() else run_dir  # the records file itself may be named
     target = Path(out) if out is not None else home / REPORT_NAME
-    html = render_html(run, judge(run))
-    partial = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        partial.write_text(html, encoding="utf-8", newline="\n")
-        partial.replace(target)
-    except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise RunDirectoryError(
-            f"out={str(target)!r} cannot be written ({error.strerror or error}): the report is one HTML file. "
-            "Choose a path that this process may write to."
-        ) from error
-    return target
+    return write_page(render_html(run, judge(run)), target, "out")
 
 
 def render_html(run: Run, verdict: Verdict) -> str:

@@ -6,11 +6,13 @@ seeds every generator; a user's own trainer may be alive in the same process.
 
 from __future__ import annotations
 
+import copy
 import os
 import random
+import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -19,13 +21,16 @@ from torch import nn
 from driftscope.hooks.demo import quiet
 from driftscope.hooks.sampler import RENDEZVOUS
 
+LAUNCHER = (*RENDEZVOUS, "LOCAL_WORLD_SIZE", "GROUP_RANK")
+"""Set by a launcher of several processes; what is built inside is of one process."""
+
 
 @contextmanager
 def isolated(*, keep_accelerate: bool = True) -> Iterator[None]:
     """Environment, accelerate's state and random states are afterwards as they were; the stack's noise is kept away.
 
     keep_accelerate: whether accelerate's state stays visible inside. ``False`` gives what is built inside a state of
-    its own.
+    its own. In place: a user's Accelerator holds the very dictionaries.
     """
     from accelerate.state import AcceleratorState, GradientState, PartialState
 
@@ -35,7 +40,7 @@ def isolated(*, keep_accelerate: bool = True) -> Iterator[None]:
     with random_state(), quiet(), _no_bars(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # upstream attributes some of its warnings to the caller
         if not keep_accelerate:
-            for name in [name for name in os.environ if name.startswith("ACCELERATE_") or name in RENDEZVOUS]:
+            for name in [name for name in os.environ if name.startswith("ACCELERATE_") or name in LAUNCHER]:
                 del os.environ[name]
             for state in states:
                 state.clear()
@@ -70,23 +75,31 @@ def _restore_environment(before: dict[str, str]) -> None:
 
 @contextmanager
 def random_state() -> Iterator[None]:
-    """The random states of Python, NumPy and torch (CPU and initialised CUDA devices) are afterwards as they were."""
-    numpy: Any = None
-    with suppress(ImportError):
-        import numpy
-    python = random.getstate()
+    """The random states of Python, NumPy and torch (CPU and CUDA devices) are afterwards as they were.
+
+    Where CUDA is not initialised, a seed that waits for it is put back too.
+    """
+    python, cpu = random.getstate(), torch.get_rng_state()
+    numpy: Any = sys.modules.get("numpy")
     array = numpy.random.get_state() if numpy is not None else None
-    cpu = torch.get_rng_state()
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() and torch.cuda.is_initialized() else []
+    begun = torch.cuda.is_available() and torch.cuda.is_initialized()
+    devices = torch.cuda.get_rng_state_all() if begun else []
+    pending = getattr(torch.cuda, "_lazy_seed_tracker", None)
+    waiting = copy.copy(vars(pending)) if pending is not None else {}
+    calls: list[Any] = getattr(torch.cuda, "_queued_calls", [])
+    queued = list(calls)
     try:
         yield
     finally:
         random.setstate(python)
+        torch.set_rng_state(cpu)
         if array is not None:
             numpy.random.set_state(array)
-        torch.set_rng_state(cpu)
-        if cuda:
-            torch.cuda.set_rng_state_all(cuda)
+        if begun:
+            torch.cuda.set_rng_state_all(devices)
+        elif pending is not None and not torch.cuda.is_initialized():
+            vars(pending).update(waiting)
+            calls[:] = queued
 
 
 @contextmanager
