@@ -31,6 +31,20 @@ class DriftscopeConfig:
     """Add the real fused call and the full-parameter gradient norms on every n-th step, the first included; 0 is
     never. Costs about two further forward and backward passes of that step, and two copies of the gradient."""
 
+    max_overhead: float = 0.02
+    """Share of the run's step time that Driftscope may cost. It keeps to it by measuring less often than
+    ``spectrum_every`` and ``deep_every`` say; 0 switches the budget off, and the cadence is as set."""
+
+    sketch_size: int = 4096
+    """Buckets of the gradient sketch of one module, where full gradients are too large to be compared exactly or are
+    spread over several processes."""
+
+    exact_gradient_bytes: int = 512 * 2**20
+    """Full-parameter gradients of both paths are kept and compared exactly up to this size; sketched above it."""
+
+    rank_journals: bool = False
+    """Several processes: also keep each rank's own records in ``run_dir/ranks``. Rank 0 writes the run's either way."""
+
     gap_warning: float = 1.5
     """Ratio of gradient norms, in either direction, from which a gap is a warning."""
 
@@ -76,7 +90,8 @@ class DriftscopeConfig:
     """Upper bound of hidden states and head weight in a capsule, and of what is held of a batch until it is saved."""
 
     def __post_init__(self) -> None:
-        counts = ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points", "canary_tokens", "capsules")
+        counts = ("spectrum_every", "deep_every", "kept_mass_tokens", "scatter_points", "canary_tokens", "capsules",
+                  "exact_gradient_bytes")  # fmt: skip
         for name in counts:
             if getattr(self, name) < 0:
                 raise UsageError(f"{name}={getattr(self, name)!r} must not be negative; 0 switches it off.")
@@ -89,6 +104,10 @@ class DriftscopeConfig:
             raise UsageError(f"mode={self.mode!r} is not known; use 'watch' or 'correct'.")
         if self.on_divergence not in ("warn", "stop"):
             raise UsageError(f"on_divergence={self.on_divergence!r} is not known; use 'warn' or 'stop'.")
+        if not 0.0 <= self.max_overhead < 1.0:
+            raise UsageError(f"max_overhead={self.max_overhead!r} is a share of the step time; use 0 (off) up to 1.")
+        if self.sketch_size < 64 or self.sketch_size & (self.sketch_size - 1):
+            raise UsageError(f"sketch_size={self.sketch_size!r} must be a power of two of at least 64.")
         if self.workspace_bytes <= 0:
             raise UsageError(f"workspace_bytes={self.workspace_bytes!r} must be positive: a probe needs a tile.")
 

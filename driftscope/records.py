@@ -185,6 +185,93 @@ class DriftRecord(_Model):
     fresh: bool = Field(False, description="whether an alarm is told at this step")
 
 
+class Estimate(_Model):
+    """A figure with its standard error: 0 where it is exact."""
+
+    value: float | None = None
+    error: float | None = Field(None, description="one standard error, in the unit of the value")
+
+
+class ModuleGradient(_Model):
+    """One module's part of the two gradients."""
+
+    name: str
+    candidate: float | None = Field(None, description="L2 norm of the candidate's gradient")
+    reference: float | None = Field(None, description="L2 norm of the reference's gradient")
+    cosine: float | None = None
+    share: float | None = Field(None, description="part of the squared difference, in [0, 1]")
+
+
+class BiasRecord(_Model):
+    """The signed relative difference of two gradients over the deep steps so far: what stays, and what averages out."""
+
+    steps: int = Field(description="deep steps averaged")
+    size: Estimate = Field(description="norm of the expected relative difference (bias)")
+    noise: float | None = Field(None, description="root mean square of one step's relative difference")
+    score: float | None = Field(None, description="squared bias in its standard errors under no bias at all")
+
+
+class GradientRecord(_Model):
+    """Full-parameter gradients over one accumulation window and all ranks; deep steps only.
+
+    ``sketch``: from linear sketches of ``size`` buckets a module, with standard errors; ``exact``: from the gradients.
+    """
+
+    method: Literal["exact", "sketch"]
+    size: int | None = Field(None, description="buckets of a module's sketch; null where exact")
+    candidate: str | None = None
+    reference: str | None = None
+    norms: dict[str, Estimate] = Field(default_factory=dict, description="L2 norm by path")
+    norm_ratio: Estimate | None = Field(None, description="candidate / reference")
+    cosine: Estimate | None = None
+    difference: Estimate | None = Field(None, description="|candidate - reference| / |reference|")
+    modules: list[ModuleGradient] = Field(default_factory=list, description="largest share of the difference first")
+    accumulated: Estimate | None = Field(
+        None, description="|g - live| / |live|: g is what the trainer accumulated, live the same path recomputed"
+    )
+    bias: BiasRecord | None = Field(None, description="of g against live, over the deep steps so far")
+
+
+class RankRow(_Model):
+    """One rank's share of a micro-batch. Norms and normalisers are the rank's own, before the mean over ranks."""
+
+    rank: int
+    tokens: int | None = None
+    normalizer: float | None = Field(None, description="the divisor that the live path's code uses there (claimed)")
+    normalizer_measured: float | None = Field(None, description="the divisor that the live coefficients imply there")
+    loss: float | None = None
+    hidden_grad_norm: float | None = None
+    coef_error: float | None = None
+    is_ratio_mean: float | None = Field(None, description="mean of the raw token ratio")
+    residual: float | None = None
+    step_ms: float | None = None
+    overhead_ms: float | None = None
+    failed: int = Field(0, description="stages of Driftscope that are off there")
+
+
+class RanksRecord(_Model):
+    """What the ranks of a distributed run had to say at this step."""
+
+    processes: int
+    rows: list[RankRow] = Field(default_factory=list, description="analysed steps; the 64 most deviating at most")
+    missing: list[int] = Field(default_factory=list, description="ranks whose measurement is not in this record")
+    slowest: int | None = Field(None, description="rank with the longest own time in the step")
+    slowest_ms: float | None = Field(None, description="its own time, waiting for other ranks left out")
+    median_ms: float | None = Field(None, description="median of the ranks' own times")
+    disagree: dict[str, list[int]] = Field(
+        default_factory=dict, description="what should be the same on all ranks -> ranks on which it is not"
+    )
+
+
+class CadenceRecord(_Model):
+    """How often Driftscope measures at the moment, and what it has spent."""
+
+    spectrum_every: int
+    deep_every: int
+    spent: float | None = Field(None, description="share of the run's step time so far")
+    budget: float | None = Field(None, description="the share that max_overhead allows; null without one")
+
+
 class CoefPoint(_Model):
     """One sampled token for the scatter of coefficients."""
 
@@ -223,6 +310,10 @@ class StepRecord(_Model):
     head: dict[str, Any] = Field(default_factory=dict, description="the head's measured transform")
     profile: dict[str, PathCost] = Field(default_factory=dict, description="cost of each path; deep steps only")
     scatter: list[CoefPoint] = Field(default_factory=list)
+    gradient: GradientRecord | None = Field(None, description="full-parameter gradients; deep steps, last micro-batch")
+    ranks: RanksRecord | None = Field(None, description="what each rank contributed; with several processes")
+    cadence: CadenceRecord | None = Field(None, description="last micro-batch of a window")
+    judged: bool = Field(False, description="the rules have been evaluated; their alerts follow in the journal")
     nonfinite: list[str] = Field(default_factory=list, description="names of values that were NaN or infinite")
     unavailable: dict[str, str] = Field(default_factory=dict, description="signal -> why it could not be had")
     overhead_ms: float = 0.0

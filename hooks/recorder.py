@@ -61,8 +61,11 @@ class Recorder:
         """Journal one window's records, evaluate the rules, tell; returns the window's alerts."""
         for record in window:
             _mark_nonfinite(record)
+        alerts = guard.run("rules", self._judge, window)
+        for record in window:
+            record.judged = alerts is not None
             guard.run("journal", self._journal, record)
-        alerts = guard.run("rules", self._judge, window) or []
+        alerts = alerts or []
         for alert in alerts:
             guard.run("journal", self._journal, alert)
             if self.console is not None:
