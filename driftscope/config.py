@@ -43,7 +43,7 @@ class DriftscopeConfig:
     """Full-parameter gradients of both paths are kept and compared exactly up to this size; sketched above it."""
 
     rank_journals: bool = False
-    """Several processes: also keep each rank's own records in ``run_dir/ranks``. Rank 0 writes the run's either way."""
+    """Several processes: also keep each rank's own records in ``run_dir/ranks``; rank 0 writes the run's anyway."""
 
     gap_warning: float = 1.5
     """Ratio of gradient norms, in either direction, from which a gap is a warning."""

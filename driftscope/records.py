@@ -203,7 +203,7 @@ class ModuleGradient(_Model):
 
 
 class BiasRecord(_Model):
-    """The signed relative difference of two gradients over the deep steps so far: what stays, and what averages out."""
+    """The signed relative difference of two gradients over the deep steps so far: what stays of it."""
 
     steps: int = Field(description="deep steps averaged")
     size: Estimate = Field(description="norm of the expected relative difference (bias)")
