@@ -9,7 +9,7 @@ gap whatever the order. What the changes do not explain is kept apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import combinations
 
@@ -19,11 +19,17 @@ from torch import Tensor
 from driftscope.algebra import coefficients
 from driftscope.batch import Coefficients, TokenBatch
 from driftscope.errors import UsageError
-from driftscope.records import Cause, Unexplained
+from driftscope.explanation import Explanation
 from driftscope.spec import LossSpec, Normalizer
 from driftscope.spectrum import Spectrum
 
-_TOKEN_SUMS: tuple[Normalizer, ...] = ("micro_batch", "generation_batch", "generation_batch_rescaled", "max_length")
+_TOKEN_SUMS: tuple[Normalizer, ...] = (
+    "micro_batch_over_ranks",
+    "micro_batch",
+    "generation_batch",
+    "generation_batch_rescaled",
+    "max_length",
+)
 
 
 @dataclass(frozen=True)
@@ -144,6 +150,8 @@ def possible_changes(spec: LossSpec) -> list[list[Change]]:
         others = [n for n in _TOKEN_SUMS if n != spec.effective_normalizer]
         if spec.max_completion_length is None and "max_length" in others:
             others.remove("max_length")
+        if spec.num_processes == 1 and "micro_batch_over_ranks" in others:
+            others.remove("micro_batch_over_ranks")
         groups.append([Change("normalizer", (("normalizer", n),)) for n in others])
     elif spec.loss_type == "luspo":
         groups.append([Change("normalizer", (("normalizer", "length_weighted"),))])
@@ -184,71 +192,33 @@ def _choices(groups: Sequence[Sequence[Change]]) -> Iterable[tuple[Change, ...]]
             yield from stack
 
 
-def shapley(items: Sequence[str], value: Callable[[frozenset[str]], float]) -> dict[str, float]:
-    """Shapley values of a set function, exactly (2^k evaluations)."""
-    n = len(items)
-    out = dict.fromkeys(items, 0.0)
-    for item in items:
-        rest = [i for i in items if i != item]
-        for size in range(n):
-            weight = math.factorial(size) * math.factorial(n - size - 1) / math.factorial(n)
-            for chosen in combinations(rest, size):
-                coalition = frozenset(chosen)
-                out[item] += weight * (value(coalition | {item}) - value(coalition))
-    return out
-
-
 def attribute(
     scene: Scene, base: LossSpec, base_head: str, path: PathCoefs, found: Identified, *, tolerance: float
-) -> tuple[list[Cause], Unexplained]:
-    """Causes of the gap between ``path`` and the base spec, largest share first, and what they leave."""
+) -> Explanation:
+    """What the changes of ``found`` make of the base spec, and what they leave of the gap to ``path``."""
     by_id = {change.cause: change for change in found.changes}
 
-    def log_norm(coalition: frozenset[str]) -> float:
+    def square(coalition: frozenset[str]) -> float:
         spec, head = base, base_head
         for cause in sorted(coalition):
             spec, head = by_id[cause].apply(spec), by_id[cause].head or head
-        return _log(scene.norm(scene.path(spec, head)))
+        return scene.norm(scene.path(spec, head)) ** 2
 
-    effects = shapley(list(by_id), log_norm)
-    explained = scene.norm(scene.path(found.spec, found.head))
-    actual = scene.norm(path)
-    left = 0.0
-    if found.error > tolerance:
-        left = max(abs(_log(actual) - _log(explained)), math.log1p(min(found.error, 1e300)))
-    weights = {cause: abs(effect) for cause, effect in effects.items()}
-    if weights and sum(weights.values()) <= 1e-12:  # the changes turn the gradient without changing its norm
-        weights = dict.fromkeys(weights, 1.0)
-    total = sum(weights.values()) + left
-    causes = [
-        Cause(id=cause, share=_part(weights[cause], total), factor=_exp(effects[cause]), detail=_say(change))
-        for cause, change in by_id.items()
-    ]
-    causes.sort(key=lambda cause: -cause.share)
-    rest = Unexplained(
-        share=_part(left, total),
-        factor=actual / explained if explained > 0 else None,
-        coef_error=found.error if math.isfinite(found.error) else None,
+    subsets = [frozenset(c) for size in range(len(by_id) + 1) for c in combinations(by_id, size)]
+    actual = scene.norm(path) ** 2
+    return Explanation(
+        details={cause: _say(change) for cause, change in by_id.items()},
+        squares={chosen: square(chosen) for chosen in subsets},
+        actual=actual,
+        left=found.error**2 * actual if math.isfinite(found.error) else math.inf,
+        tolerance=tolerance,
     )
-    return causes, rest
-
-
-def _part(value: float, total: float) -> float:
-    return value / total if total else 0.0
 
 
 def _say(change: Change) -> str:
     if change.head is not None:
         return "log-probs come from lm_head.weight alone, without what the model does to its logits"
     return ", ".join(f"{name}={value!r}" for name, value in change.fields)
-
-
-def _log(value: float) -> float:
-    return math.log(max(value, 1e-150))
-
-
-def _exp(value: float) -> float | None:
-    return math.exp(value) if abs(value) < 200 else None
 
 
 def _minus(a: Tensor | None, b: Tensor | None) -> Tensor:

@@ -27,6 +27,8 @@ class TokenBatch:
     entropies_BT: entropy of the next-token distribution, nats.
     is_ratio: applied importance sampling ratio, (B, T) for token modes or (B, 1) for sequence modes.
     num_items_in_batch: trained tokens of the whole generation batch over all processes.
+    rank_mean_tokens: tokens of this micro-batch, the mean over the ranks of a distributed run: (with the tool mask,
+        without it); ``None`` in one process.
     """
 
     logps_BT: Tensor
@@ -39,6 +41,7 @@ class TokenBatch:
     entropies_BT: Tensor | None = None
     is_ratio: Tensor | None = None
     num_items_in_batch: float | None = None
+    rank_mean_tokens: tuple[float, float] | None = None
 
     def to(self, dtype: torch.dtype) -> TokenBatch:
         """A copy whose floating tensors are detached and of ``dtype``; masks become ``dtype`` too."""

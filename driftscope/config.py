@@ -9,6 +9,9 @@ from typing import Any, Literal
 
 from driftscope.errors import UsageError
 
+DEFAULT_SPECTRUM_EVERY, DEFAULT_DEEP_EVERY = 20, 1000
+DEFAULT_BUDGET = 0.02
+
 
 @dataclass(frozen=True, kw_only=True)
 class DriftscopeConfig:
@@ -24,16 +27,21 @@ class DriftscopeConfig:
     """``watch`` changes nothing in the run. ``correct`` trains with TRL's own algebra on log-probs from Driftscope's
     fused linear head, whatever ``use_liger_kernel`` says: the memory of a fused path, the result of the reference."""
 
-    spectrum_every: int = 20
+    spectrum_every: int = DEFAULT_SPECTRUM_EVERY
     """Measure coefficients, shadow paths and causes on every n-th optimizer step, the first included; 0 is never."""
 
-    deep_every: int = 1000
+    deep_every: int = DEFAULT_DEEP_EVERY
     """Add the real fused call and the full-parameter gradient norms on every n-th step, the first included; 0 is
     never. Costs about two further forward and backward passes of that step, and two copies of the gradient."""
 
-    max_overhead: float = 0.02
+    spectrum_micro_batches: int | None = None
+    """Micro-batches of a window that a spectrum step measures, in turn; ``None`` is one, and all of them where every
+    step is measured (``spectrum_every=1``). Deep steps measure all."""
+
+    max_overhead: float | None = None
     """Share of the run's step time that Driftscope may cost. It keeps to it by measuring less often than
-    ``spectrum_every`` and ``deep_every`` say; 0 switches the budget off, and the cadence is as set."""
+    ``spectrum_every`` and ``deep_every`` say. ``None``: 0.02 at the default cadence, and no limit where you set one
+    yourself: what you ask for is measured. 0 is no limit."""
 
     sketch_size: int = 4096
     """Buckets of the gradient sketch of one module, where full gradients are too large to be compared exactly or are
@@ -104,12 +112,29 @@ class DriftscopeConfig:
             raise UsageError(f"mode={self.mode!r} is not known; use 'watch' or 'correct'.")
         if self.on_divergence not in ("warn", "stop"):
             raise UsageError(f"on_divergence={self.on_divergence!r} is not known; use 'warn' or 'stop'.")
-        if not 0.0 <= self.max_overhead < 1.0:
+        if self.spectrum_micro_batches is not None and self.spectrum_micro_batches < 1:
+            raise UsageError(f"spectrum_micro_batches={self.spectrum_micro_batches!r} must be at least 1.")
+        if self.max_overhead is not None and not 0.0 <= self.max_overhead < 1.0:
             raise UsageError(f"max_overhead={self.max_overhead!r} is a share of the step time; use 0 (off) up to 1.")
         if self.sketch_size < 64 or self.sketch_size & (self.sketch_size - 1):
             raise UsageError(f"sketch_size={self.sketch_size!r} must be a power of two of at least 64.")
         if self.workspace_bytes <= 0:
             raise UsageError(f"workspace_bytes={self.workspace_bytes!r} must be positive: a probe needs a tile.")
+
+    @property
+    def micro_batches(self) -> int | None:
+        """Micro-batches that a spectrum step measures; ``None`` is all of them."""
+        if self.spectrum_micro_batches is not None:
+            return self.spectrum_micro_batches
+        return None if self.spectrum_every == 1 else 1
+
+    @property
+    def budget(self) -> float:
+        """The share of step time that is kept to; 0 is no limit."""
+        if self.max_overhead is not None:
+            return self.max_overhead
+        own = (self.spectrum_every, self.deep_every) != (DEFAULT_SPECTRUM_EVERY, DEFAULT_DEEP_EVERY)
+        return 0.0 if own else DEFAULT_BUDGET
 
     def as_dict(self) -> dict[str, Any]:
         """The settings as plain JSON types."""

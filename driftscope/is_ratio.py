@@ -5,6 +5,8 @@ Shapes: B sequences, T completion tokens, V vocabulary.
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -100,28 +102,42 @@ def kept_mass(log_p: Tensor, *, top_p: float = 1.0, top_k: int = 0, min_p: float
     return (p * keep).sum(-1)
 
 
-def truncated_support(out: IsRatio, log_ratio_N: Tensor, kept_N: Tensor) -> None:
-    """Fill in what the kept mass explains; both (N,), NaN in ``kept_N`` where it was not computed.
+@dataclass(frozen=True)
+class KeptMass:
+    """Sums over tokens: how many, the mass that truncated sampling keeps, its log, and the log ratio; they add up."""
+
+    count: float
+    kept: float
+    log_kept: float
+    log_ratio: float
+
+
+def sum_kept_mass(log_ratio_N: Tensor, kept_N: Tensor) -> KeptMass | None:
+    """The sums over the tokens whose kept mass is known; both (N,), NaN in ``kept_N`` where it was not computed."""
+    known = torch.isfinite(kept_N) & torch.isfinite(log_ratio_N)
+    if not bool(known.any()):
+        return None
+    log_kept = kept_N[known].double().log()
+    sums = torch.stack([log_kept.exp().sum(), log_kept.sum(), log_ratio_N[known].double().sum()])
+    return KeptMass(float(known.sum()), *sums.tolist())
+
+
+def truncated_support(out: IsRatio, sums: KeptMass) -> None:
+    """Fill in what the kept mass explains.
 
     The engine's log-probs are renormalised over the kept set, the trainer's are not, so each token's log ratio carries
     log(kept mass); a sequence product carries it once a token.
     """
-    known = torch.isfinite(kept_N) & torch.isfinite(log_ratio_N)
-    if not bool(known.any()):
-        return
-    log_kept = kept_N[known].double().log()
-    log_ratio = log_ratio_N[known].double()
-    out.kept_mass = float(log_kept.exp().mean())
-    total = float(log_ratio.sum())
-    if abs(total) < 1e-12 * known.sum().item() or abs(total) / int(known.sum()) < 1e-6:
+    out.kept_mass = sums.kept / sums.count
+    if abs(sums.log_ratio) / sums.count < 1e-6:
         return  # nothing to explain
-    out.truncated_support_share = float(log_kept.sum()) / total
+    out.truncated_support_share = sums.log_kept / sums.log_ratio
     share = min(max(out.truncated_support_share, 0.0), 1.0)
     out.causes = [
         Cause(
             id="truncated_support",
             share=share,
-            factor=float(log_kept.mean().exp()),
+            factor=math.exp(sums.log_kept / sums.count),
             detail="geometric mean per token of the mass that top_p/top_k/min_p keeps",
         )
     ]

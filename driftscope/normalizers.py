@@ -19,6 +19,7 @@ def normalizer_value(spec: LossSpec, batch: TokenBatch) -> float | None:
 
     ==========================  =====================================================================
     micro_batch                 trained tokens of the micro-batch * accumulation_steps
+    micro_batch_over_ranks      the mean of these tokens over the ranks * accumulation_steps
     max_length                  B * max_completion_length * accumulation_steps
     generation_batch            num_items_in_batch / num_processes
     generation_batch_rescaled   the same * accumulation_steps / steps_per_generation
@@ -27,12 +28,15 @@ def normalizer_value(spec: LossSpec, batch: TokenBatch) -> float | None:
     ==========================  =====================================================================
 
     Token counts are at least 1. (TRL until 1.8 has no such bound on ``num_items_in_batch``: it gives NaN at 0.)
-    Raises ``UsageError`` where ``max_completion_length`` or ``num_items_in_batch`` is needed and missing.
+    Raises ``UsageError`` where ``max_completion_length``, ``num_items_in_batch`` or ``rank_mean_tokens`` is needed and
+    missing.
     """
     mode = spec.effective_normalizer
     sequences = batch.logps_BT.shape[0]
     if mode == "micro_batch":
         return max(float(policy_mask(spec, batch).count_nonzero()), 1.0) * spec.accumulation_steps
+    if mode == "micro_batch_over_ranks":
+        return max(_rank_mean(spec, batch), 1.0) * spec.accumulation_steps
     if mode == "max_length":
         return float(sequences * _max_completion_length(spec) * spec.accumulation_steps)
     if mode == "sequence_sum":
@@ -66,6 +70,15 @@ def _max_completion_length(spec: LossSpec) -> int:
             "which the spec does not set; give LossSpec(max_completion_length=...), the trainer's limit in tokens."
         )
     return spec.max_completion_length
+
+
+def _rank_mean(spec: LossSpec, batch: TokenBatch) -> float:
+    if batch.rank_mean_tokens is None:
+        raise UsageError(
+            "the 'micro_batch_over_ranks' normaliser divides by the mean of the ranks' trained tokens, which this "
+            "batch does not say; give TokenBatch(rank_mean_tokens=...), or set normalizer='micro_batch'."
+        )
+    return batch.rank_mean_tokens[0 if spec.tool_mask else 1]
 
 
 def _num_items(spec: LossSpec, batch: TokenBatch) -> float:

@@ -17,7 +17,8 @@ Level = Literal["token", "sequence"]
 IsMode = Literal["token_truncate", "token_mask", "sequence_truncate", "sequence_mask"]
 Normalizer = Literal[
     "sequence",  # mean over sequences of the per-sequence token mean (grpo, sapo)
-    "micro_batch",  # trained tokens of this micro-batch (bnpo; Liger's dapo and cispo)
+    "micro_batch",  # trained tokens of this micro-batch (bnpo; Liger's dapo and cispo in one process)
+    "micro_batch_over_ranks",  # the mean of these over the ranks (Liger's dapo and cispo)
     "max_length",  # B * max_completion_length (dr_grpo)
     "generation_batch",  # num_items_in_batch / num_processes, no accumulation divisor (dapo, cispo until TRL 1.9)
     "generation_batch_rescaled",  # the same times accumulation_steps / steps_per_generation (TRL 1.10 on)

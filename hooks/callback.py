@@ -48,11 +48,11 @@ class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is not None:
-            self.scope.guard.run("window", self.scope.begin_window)
+            self.scope.begin_step()
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is not None:
-            self.scope.guard.run("window", self.scope.end_window, control)
+            self.scope.finish_step(control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is None:

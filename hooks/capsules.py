@@ -152,6 +152,7 @@ class Capsules:
             "transform": self.heads.transform.as_dict(),
             "sampling": {"top_p": float(t.top_p), "top_k": int(t.top_k or 0), "min_p": float(t.min_p or 0.0)},
             "num_items_in_batch": float(items) if items is not None else None,
+            "rank_mean_tokens": passed.scene.batches[MODEL_HEAD].rank_mean_tokens,
             "scatter": self.config.scatter_points,
             "losses": {name: path.loss for name, path in made.items() if path is not None},
             "liger_call": None,

@@ -7,6 +7,7 @@ backbone's own output is outside of them.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
+from driftscope.ranks.share import Local
 from driftscope.records import Tier
 
 
@@ -38,7 +40,10 @@ class MicroBatch:
     inputs: Mapping[str, Any] | None = None
     loss: Tensor | None = None
     entropy_coef: float = 0.0
+    rank_mean_tokens: tuple[float, float] | None = None  # as in TokenBatch; with several processes
+    local: Local = field(default_factory=Local)
     calls: list[BackboneCall] = field(default_factory=list)
+    forward_spans: list[tuple[Any, Any]] = field(default_factory=list)  # begin and end: CUDA events, or host seconds
 
     def completion(self) -> tuple[Tensor, Tensor] | None:
         """Hidden states and hidden gradient (B, T, D) at the positions that predict the completion, if captured."""
@@ -88,9 +93,11 @@ class Capture:
     Where it is ``None``, or of the light tier, the hooks do nothing.
     """
 
-    def __init__(self, backbone: nn.Module, device: torch.device) -> None:
+    def __init__(self, backbone: nn.Module, device: torch.device, *, timed: bool = False) -> None:
+        """timed: also note when the backbone's forward begins and ends, on every tier."""
         self.current: MicroBatch | None = None
-        self._device = device
+        self._device, self._timed = device, timed
+        self._forward: Any = None
         self._handles: list[RemovableHandle] = [
             backbone.register_forward_pre_hook(self._before, with_kwargs=True),
             backbone.register_forward_hook(self._after),
@@ -101,8 +108,18 @@ class Capture:
             handle.remove()
         self._handles.clear()
 
+    def _now(self) -> Any:
+        """This moment: on the GPU's stream, or on the host."""
+        if self._device.type != "cuda":
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
     def _before(self, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         batch = self.current
+        if batch is not None and self._timed and torch.is_grad_enabled():
+            self._forward = self._now()
         if batch is None or batch.tier == "light" or batch.inputs is None or not torch.is_grad_enabled():
             return
         call = BackboneCall()
@@ -112,6 +129,9 @@ class Capture:
 
     def _after(self, _: nn.Module, __: tuple[Any, ...], output: Any) -> None:
         batch = self.current
+        if batch is not None and self._forward is not None:
+            batch.forward_spans.append((self._forward, self._now()))
+            self._forward = None
         if batch is None or not batch.calls or not torch.is_grad_enabled():
             return
         hidden = getattr(output, "last_hidden_state", None)

@@ -15,6 +15,7 @@ import torch
 from driftscope.algebra import normalizer_value
 from driftscope.attribute import Identified, PathCoefs, Scene, attribute, identify
 from driftscope.batch import Coefficients
+from driftscope.explanation import Explanation
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform
 from driftscope.records import CoefPoint, Gap, PathRecord, StepRecord
 from driftscope.spec import LossSpec
@@ -45,6 +46,7 @@ class Comparison:
         eps = torch.finfo(dtype).eps
         self.noise = min(max(live.residual, eps / 4), 16 * eps)
         self.tolerance = max(1e-4, 4 * self.noise)
+        self.explanation: Explanation | None = None
         self.coefs: dict[str, PathCoefs] = {
             paths.live: PathCoefs(self.live_head, live.c_N, live.e_N, scene.spectrum.measured_norm())
         }
@@ -78,8 +80,8 @@ class Comparison:
             base, head = found[reference].spec, found[reference].head
         path = self.coefs[candidate]
         nearest = self._nearest(base, head, path)
-        causes, rest = attribute(self.scene, base, head, path, nearest, tolerance=self.tolerance)
-        record.causes, record.unexplained = causes, rest
+        self.explanation = attribute(self.scene, base, head, path, nearest, tolerance=self.tolerance)
+        record.causes, record.unexplained = self.explanation.causes()
         self._scatter(candidate, reference, record, scatter)
 
     def sides(self, record: StepRecord) -> tuple[str | None, str | None]:

@@ -5,6 +5,7 @@ Every stage runs under the guard: what fails is recorded as unavailable, and the
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ from driftscope.hooks.rescore import Tokens
 from driftscope.hooks.shadow import LigerPath, reference_algebra
 from driftscope.mismatch import figures, measure_mismatch
 from driftscope.profiles import load_profile, violations
+from driftscope.ranks.share import Local
 from driftscope.records import IsRatio, PathRecord, StepRecord, ViolationRecord
 from driftscope.spec import LossSpec
 from driftscope.spectrum import solve
@@ -48,7 +50,7 @@ class Probe:
         self.liger: LigerPath | None = None
         self.fused: FusedHead | None = None
         self.heads = Heads(trainer, self.inner, config)
-        self.deep = DeepWindow(trainer, guard, self.heads.rows)
+        self.deep = DeepWindow(trainer, guard, self.heads.rows, config)
         self.canary = Canary(trainer, config)
         self.profile = load_profile(config.profile)
         self.noise: float | None = None  # of a token's log-prob, as the canary last measured it
@@ -63,12 +65,14 @@ class Probe:
         if inputs is None:
             record.unavailable["capture"] = "the loss was not computed through compute_loss"
             return record
+        local = batch.local
+        local.sequences = int(inputs["completion_mask"].shape[0])
         run("counts", count_tokens, inputs, record)
         spec = run("config", adapters.spec_from_trainer, self.trainer, inputs, bonus=batch.entropy_coef)
         if spec is None:
             return record
         self.spec = spec
-        run("is_ratio", self._ratio, spec, inputs, record)
+        run("is_ratio", self._ratio, spec, inputs, record, local)
         if record.tier == "light":
             return record
         why = adapters.over_processes(self.trainer, spec)
@@ -78,10 +82,10 @@ class Probe:
         passed = run("head", self.heads.take, batch, spec, record)
         if passed is not None:
             self._compare(batch, spec, passed, record)
-        run("profile", self._limits, record)
+        run("profile", self.limits, record)
         return record
 
-    def _limits(self, record: StepRecord) -> None:
+    def limits(self, record: StepRecord) -> None:
         """The limits of the configured profile that the mismatch crosses, the measured noise allowed for."""
         if record.mismatch is None:
             return
@@ -95,7 +99,7 @@ class Probe:
             for v in crossed
         ]
 
-    def _ratio(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord) -> None:
+    def _ratio(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord, local: Local) -> None:
         if not spec.is_correction:
             return
         if inputs.get("sampling_per_token_logps") is None or inputs.get("old_per_token_logps") is None:
@@ -108,21 +112,20 @@ class Probe:
             spec, log_ratio, adapters.policy_mask(inputs), inputs.get("importance_sampling_ratio")
         )
         if record.tier != "light":
-            self.guard.run("mismatch", self._mismatch, spec, inputs, record)
+            self.guard.run("mismatch", self._mismatch, spec, inputs, record, local)
 
-    def _mismatch(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord) -> None:
+    def _mismatch(self, spec: LossSpec, inputs: adapters.Inputs, record: StepRecord, local: Local) -> None:
         """All figures of the mismatch between trainer and engine, in one pass and one copy to the host."""
-        record.mismatch = figures(
-            measure_mismatch(
-                inputs["old_per_token_logps"],
-                inputs["sampling_per_token_logps"],
-                adapters.policy_mask(inputs),
-                applied=inputs.get("importance_sampling_ratio"),
-                applied_level="sequence" if spec.is_mode.startswith("sequence") else "token",
-                cap=spec.is_cap,
-                floor=spec.is_floor,
-            )
+        local.mismatch = measure_mismatch(
+            inputs["old_per_token_logps"],
+            inputs["sampling_per_token_logps"],
+            adapters.policy_mask(inputs),
+            applied=inputs.get("importance_sampling_ratio"),
+            applied_level="sequence" if spec.is_mode.startswith("sequence") else "token",
+            cap=spec.is_cap,
+            floor=spec.is_floor,
         )
+        record.mismatch = figures(local.mismatch)
 
     def _compare(self, batch: MicroBatch, spec: LossSpec, passed: HeadPass, record: StepRecord) -> None:
         run, scene, inputs = self.guard.run, passed.scene, batch.inputs
@@ -132,24 +135,22 @@ class Probe:
             live=self.live,
             measured={name: solve(scene.spectrum, name) for name in scene.spectrum.views},
             reference=run("reference", self._reference, batch, tokens),
-            liger=self._liger(inputs, spec, passed, record),
+            liger=self._liger(batch, spec, passed, record),
             oracle=run("oracle", scene.coefficients, spec, MODEL_HEAD),
         )
         comparison = Comparison(spec, scene, paths, self.heads.transform, passed.dtype)
         run("attribution", comparison.fill, record, scatter=self.config.scatter_points)
+        batch.local.explanation = comparison.explanation
         if record.is_ratio is not None and passed.kept_N is not None:
-            run("kept_mass", self._explain_ratio, spec, passed, record)
+            run("kept_mass", self._explain_ratio, spec, passed, record, batch.local)
         if self.config.canary_tokens and record.is_ratio is not None and record.micro_step == 0 and self.canary.due():
             run("canary", self._canary, inputs, passed, record)
         if record.tier == "deep":
             if self.liger is not None and paths.liger is not None:
-                run("fused_call", self._fused_call, inputs, passed, paths.liger, record)
+                run("fused_call", self._fused_call, batch, passed, paths.liger, record)
             run("corrected", self._corrected, batch, passed, paths, record)
-            why = adapters.sharded(self.trainer)
-            if why is not None:
-                record.unavailable["param_norm"] = f"full-parameter norms need whole gradients in one process: {why}"
-            else:
-                run("param_norm", self.deep.add, batch, passed, paths, comparison, self.heads.views, spec.temperature)
+            views = self.heads.views
+            run("param_norm", self.deep.add, batch, passed, paths, comparison, views, spec.temperature, record)
         run("capsule", self.capsules.offer, inputs, spec, passed, paths, self.liger, record)
 
     def _reference(self, batch: MicroBatch, tokens: TokenBatch) -> Coefficients:
@@ -160,19 +161,21 @@ class Probe:
         )
 
     def _liger(
-        self, inputs: adapters.Inputs, spec: LossSpec, passed: HeadPass, record: StepRecord
+        self, batch: MicroBatch, spec: LossSpec, passed: HeadPass, record: StepRecord
     ) -> Coefficients | None:
         """Liger's own algebra, or ``None`` with the reason on record where it cannot be had."""
-        if "liger" in self.guard.off:
+        inputs = batch.inputs
+        if "liger" in self.guard.off or inputs is None:
             return None
         view = passed.scene.batches.get(RAW_HEAD, passed.scene.batches[MODEL_HEAD])
         why = refusal(self.trainer, spec) if adapters.own_path(self.trainer) != "liger" else None
-        if self.trainer.accelerator.num_processes > 1:
-            why = "its normaliser is reduced over all processes, which a shadow must not enter"
+        if self.trainer.accelerator.num_processes > 1 and batch.rank_mean_tokens is None:
+            why = "its normaliser is reduced over all processes, and the ranks' token counts are not known here"
         try:
             if why is None:
                 self.liger = self.liger or LigerPath(self.trainer, self.inner)
-                return self.liger.algebra(inputs, view.logps_BT, passed.hidden_BTD)
+                with self.liger.alone(inputs, batch.rank_mean_tokens):
+                    return self.liger.algebra(inputs, view.logps_BT, passed.hidden_BTD)
         except ImportError as error:
             why = f"Liger-Kernel is not installed ({error})"
         except (ValueError, NotImplementedError) as error:
@@ -182,12 +185,14 @@ class Probe:
         record.paths.setdefault("liger", PathRecord(note=why, source="algebra"))
         return None
 
-    def _explain_ratio(self, spec: LossSpec, passed: HeadPass, record: StepRecord) -> None:
+    def _explain_ratio(self, spec: LossSpec, passed: HeadPass, record: StepRecord, local: Local) -> None:
         assert record.is_ratio is not None
         assert passed.kept_N is not None
         shell = passed.scene.batches[MODEL_HEAD]
         log_ratio = algebra.raw_log_ratio_BT(spec, shell)[passed.scene.rows_BT]
-        is_ratio.truncated_support(record.is_ratio, log_ratio, passed.kept_N)
+        local.kept = is_ratio.sum_kept_mass(log_ratio, passed.kept_N)
+        if local.kept is not None:
+            is_ratio.truncated_support(record.is_ratio, local.kept)
 
     def _canary(self, inputs: adapters.Inputs, passed: HeadPass, record: StepRecord) -> None:
         """Which weights, and which sampling settings, the engine's log-probs agree with."""
@@ -204,10 +209,13 @@ class Probe:
 
         self.canary.look(inputs, logits_of, record)
 
-    def _fused_call(self, inputs: adapters.Inputs, passed: HeadPass, shadow: Coefficients, record: StepRecord) -> None:
+    def _fused_call(self, batch: MicroBatch, passed: HeadPass, shadow: Coefficients, record: StepRecord) -> None:
         """Liger's real fused call on the captured hidden states, against its own algebra through the raw head."""
+        inputs = batch.inputs
         assert self.liger is not None
-        loss, grad_BTD = self.liger.fused_call(inputs, passed.hidden_BTD)
+        assert inputs is not None
+        with self.liger.alone(inputs, batch.rank_mean_tokens):
+            loss, grad_BTD = self.liger.fused_call(inputs, passed.hidden_BTD)
         name = RAW_HEAD if RAW_HEAD in passed.scene.spectrum.views else MODEL_HEAD
         path = record.paths.setdefault("liger", PathRecord(loss=loss))
         path.fused_call_error = self.heads.error(passed, inputs, grad_BTD, name, shadow)
@@ -228,7 +236,8 @@ class Probe:
             )
         if record.micro_step == 0:
             liger = self.liger if paths.liger is not None else None
-            record.profile = measure_costs(calls, self.fused, self.heads.logits[MODEL_HEAD], liger)
+            with liger.alone(batch.inputs, batch.rank_mean_tokens) if liger is not None else nullcontext():
+                record.profile = measure_costs(calls, self.fused, self.heads.logits[MODEL_HEAD], liger)
 
 
 def count_tokens(inputs: adapters.Inputs, record: StepRecord) -> None:

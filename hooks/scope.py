@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,13 @@ from driftscope.hooks.guard import Guard
 from driftscope.hooks.head import backbone_name
 from driftscope.hooks.probe import Probe
 from driftscope.hooks.recorder import Recorder
+from driftscope.hooks.shadow import token_counts
+from driftscope.hooks.together import Step, Together
+from driftscope.hooks.window import Window, measured_micro_steps
+from driftscope.hooks.workspace import halve
 from driftscope.records import StepRecord
 from driftscope.rules.base import Thresholds
-from driftscope.schedule import tier
+from driftscope.schedule import Cadence
 
 _ABSENT = object()
 RESUMED_STEPS = 2000
@@ -59,12 +64,15 @@ class Scope:
         self.guard = Guard(self._told)
         self.probe: Probe | None = None
         self.drift = DriftWatch(Thresholds(gap_warning=config.gap_warning, gap_critical=config.gap_critical))
+        self.cadence = Cadence(
+            spectrum_every=config.spectrum_every, deep_every=config.deep_every, max_overhead=config.budget
+        )
+        self.together = Together(trainer, config, self._told)
         self._capture: Capture | None = None
-        self._window: list[StepRecord] = []
-        self._micro_step = 0
-        self._step = 0
-        self._grad_norm: Any = None
-        self._carried_ms = 0.0  # what the end of the last window cost
+        self._window = Window(0, "light", ())
+        self._in_step = False
+        self._carried_ms = 0.0  # what was spent since the last record
+        self._after_ms = 0.0  # what the end of the last step cost
         self._originals: dict[str, Any] = {}
         self._undo: list[tuple[Any, str, Any, Any]] = []
         if config.mode == "correct":
@@ -75,9 +83,11 @@ class Scope:
 
     def _install(self) -> None:
         trainer = self.trainer
-        self.probe = Probe(trainer, self.config, self.guard)
+        self.probe = probe = Probe(trainer, self.config, self.guard)
+        self.guard.shrink = partial(halve, probe.heads)
+        self.guard.let_go = lambda: probe.deep.windows.clear()
         backbone = self.probe.inner._modules[backbone_name(self.probe.inner)]
-        self._capture = Capture(backbone, trainer.accelerator.device)
+        self._capture = Capture(backbone, trainer.accelerator.device, timed=self.together.ranks.several)
         self._replace(trainer, "training_step", self._training_step)
         self._replace(trainer, "compute_loss", self._compute_loss)
         self._replace(trainer.accelerator, "clip_grad_norm_", self._clip_grad_norm)
@@ -112,6 +122,7 @@ class Scope:
         self._undo.clear()
         if self.callback is not None and self.callback in trainer.callback_handler.callbacks:
             trainer.remove_callback(self.callback)
+        self.together.ranks.close()
         self.recorder.close()
 
     def __enter__(self) -> Scope:
@@ -124,8 +135,10 @@ class Scope:
 
     def _training_step(self, *args: Any, **kwargs: Any) -> Any:
         begun = time.perf_counter()
+        self._in_step = True
         batch = self.guard.run("capture", self._begin)
         started = time.perf_counter()
+        inside = self._window.own_ms
         try:
             loss = self._originals["training_step"](*args, **kwargs)
         except RuntimeError as error:
@@ -133,44 +146,64 @@ class Scope:
                 self.guard.run("gradient_flow", self._explain, error)
             raise
         finally:
+            self._in_step = False
             if self._capture is not None:
                 self._capture.current = None
         ended = time.perf_counter()
+        inside = self._window.own_ms - inside
+        record = None
         if batch is not None:
-            record = self.guard.run("record", self._analyse, batch, (ended - started) * 1e3)
-            if record is not None:
-                record.overhead_ms = (time.perf_counter() - ended + started - begun) * 1e3 + self._carried_ms
-                self._carried_ms = 0.0
-        self._micro_step += 1
+            record = self.guard.run("record", self._analyse, batch, (ended - started) * 1e3 - inside)
+        spent = (time.perf_counter() - ended + started - begun) * 1e3
+        self._window.own_ms += spent
+        self._carried_ms += spent + inside
+        if record is not None:
+            record.overhead_ms, self._carried_ms = self._carried_ms, 0.0
+        self._window.micro_step += 1
         return loss
 
     def _explain(self, error: RuntimeError) -> None:
         """The loss had no graph: record why, and say it in the error that goes on."""
         from driftscope.hooks.doctor.explain import explain
 
-        self.recorder.alert(explain(self.trainer, error, self._step))
+        self.recorder.alert(explain(self.trainer, error, self._window.step))
 
     def _compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         batch = self._capture.current if self._capture is not None else None
         if batch is not None:
             self.guard.run("capture", self._keep_inputs, batch, inputs)
+        if self._in_step and self._window.measures and self.together.ranks.open:
+            self._agree(batch)
         loss = self._originals["compute_loss"](model, inputs, *args, **kwargs)
         if batch is not None and isinstance(loss, torch.Tensor):
             batch.loss = loss.detach()
         return loss
 
     def _clip_grad_norm(self, *args: Any, **kwargs: Any) -> Any:
+        self.guard.run("param_norm", lambda: self.probe.deep.clipping() if self.probe is not None else None)
         norm = self._originals["clip_grad_norm_"](*args, **kwargs)
-        self._grad_norm = norm
+        self._window.grad_norm = norm
         return norm
 
     # -- what happens around it ---------------------------------------------------------------------------------
 
+    def _agree(self, batch: MicroBatch | None) -> None:
+        """With the other ranks, before the loss of a measured micro-batch; every rank comes here, whatever it has."""
+        begun = time.perf_counter()
+        inputs = batch.inputs if batch is not None else None
+        counts = self.guard.run("counts", token_counts, inputs) if inputs is not None else None
+        ready = self.probe is not None and "gather" not in self.guard.off
+        means, all_ready = self.together.agree(counts, ready)
+        if batch is not None:
+            batch.rank_mean_tokens = means
+        if all_ready and self.probe is not None:
+            self.guard.run("gather", lambda heads: getattr(heads, "gather", int)(), self.probe.heads)
+        self._window.own_ms += (time.perf_counter() - begun) * 1e3
+
     def _begin(self) -> MicroBatch | None:
         if self._capture is None:
             return None
-        due = tier(self._step, spectrum_every=self.config.spectrum_every, deep_every=self.config.deep_every)
-        self._capture.current = MicroBatch(due)
+        self._capture.current = MicroBatch(self._window.batch_tier())
         return self._capture.current
 
     def _keep_inputs(self, batch: MicroBatch, inputs: Any) -> None:
@@ -179,55 +212,117 @@ class Scope:
 
     def _analyse(self, batch: MicroBatch, step_ms: float) -> StepRecord | None:
         assert self.probe is not None
-        accumulation = adapters.accumulation_steps(self.trainer)
-        if batch.tier == "light" and self._micro_step + 1 < accumulation:
+        window = self._window
+        window.forward_spans += batch.forward_spans
+        if window.micro_step not in window.chosen:
             return None
-        record = StepRecord(
-            time=time.time(),
-            step=self._step,
-            micro_step=self._micro_step,
-            accumulation=accumulation,
-            rank=self.trainer.accelerator.process_index,
-            tier=batch.tier,
-            live=self.probe.live,
-            live_head=adapters.live_head(self.trainer, self.probe.live),
-            step_ms=step_ms,
-        )
-        self._window.append(record)
+        record = self._blank(window.micro_step)
+        record.step_ms = step_ms
+        window.records[window.micro_step] = record
+        window.locals[window.micro_step] = batch.local
         self.probe.analyse(batch, record)
         record.unavailable.update(self.guard.off)
         return record
 
-    def begin_window(self) -> None:
+    def _blank(self, micro_step: int) -> StepRecord:
+        """A record of the window in hand with nothing measured."""
+        live = self.probe.live if self.probe is not None else adapters.own_path(self.trainer)
+        return StepRecord(
+            time=time.time(),
+            step=self._window.step,
+            micro_step=micro_step,
+            accumulation=adapters.accumulation_steps(self.trainer),
+            rank=self.trainer.accelerator.process_index,
+            tier=self._window.tier,
+            live=live,
+            live_head=adapters.live_head(self.trainer, live),
+        )
+
+    # -- around an optimizer step -------------------------------------------------------------------------------
+
+    def begin_step(self) -> None:
         """A new accumulation window starts."""
-        self._window, self._micro_step, self._grad_norm = [], 0, None
-        self._step = self.trainer.state.global_step + 1
+        step = self.trainer.state.global_step + 1
+        accumulation, limit = adapters.accumulation_steps(self.trainer), self.config.micro_batches
+        tier = self.cadence.tier(step)
+        self._window = Window(step, tier, measured_micro_steps(step, tier, accumulation, limit))
+        self.guard.run("window", self.begin_window)
+
+    def begin_window(self) -> None:
+        """Let go of what was held of the last window."""
         if self.probe is not None:
             self.probe.deep.windows.clear()
             self.guard.run("capsule", self.probe.capsules.begin)
 
-    def end_window(self, control: Any) -> None:
-        """The optimizer has stepped: complete the window's records, write them, judge them."""
-        begun = time.perf_counter()
-        window, self._window = self._window, []
-        if not window:
+    def finish_step(self, control: Any) -> None:
+        """The optimizer has stepped. Every rank comes to the exchange in here, whatever has failed on it before."""
+        begun, window = time.perf_counter(), self._window
+        self.guard.run("param_norm", self._close_window)
+        own_ms = window.own_ms + self._after_ms + (time.perf_counter() - begun) * 1e3
+        told = self.together.exchange(
+            window, own_ms, self.guard.off, torch.zeros(0, dtype=torch.float64), partial(self.guard.run, "pack")
+        )
+        self.guard.run("window", self.end_window, control, told)
+        if told is not None and told.stop:
+            control.should_training_stop = True
+        step_ms = told.step_ms if told is not None else max(window.passed_ms() - window.own_ms, 0.0)
+        self.cadence.spend(window.step, window.tier, told.own_ms if told is not None else own_ms, step_ms)
+        self._after_ms = (time.perf_counter() - begun) * 1e3
+        self._carried_ms += self._after_ms
+
+    def _close_window(self) -> None:
+        window = self._window
+        if not window.records:
             return
-        last = window[-1]
-        if self._grad_norm is not None:
-            last.live_grad_norm = float(self._grad_norm)
+        last = window.recorded[-1]
+        if window.grad_norm is not None:
+            last.live_grad_norm = float(window.grad_norm)
         if self.probe is not None:
-            self.guard.run("param_norm", self.probe.deep.close, last, self._micro_step)
-            if self.probe.spec is not None:
-                self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
+            self.guard.run("gather", lambda heads: getattr(heads, "release", int)(), self.probe.heads)
+            self.probe.deep.close(last, window.micro_step)
+
+    def end_window(self, control: Any, told: Step | None) -> None:
+        """Complete the window's records, write them, judge them. Rank 0 does it for all."""
+        window = self._window
+        if not self.recorder.main or not (window.records or told):
+            return
+        records = self._whole(window, told)
+        if not records:
+            return
+        last = records[-1]
+        last.cadence = self.cadence.record()
+        if self.probe is not None and self.probe.spec is not None:
+            self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
         self.guard.run("drift", self.drift.update, last)
-        alerts = self.guard.run("records", self.recorder.write, window, self.guard) or []
+        alerts = self.guard.run("records", self.recorder.write, records, self.guard) or []
         if self.probe is not None:
             saved = self.guard.run("capsule", self.probe.capsules.after_window, last.step, alerts, self.recorder.info)
             if saved is not None and self.recorder.console is not None:
                 self.guard.run("console", self.recorder.console.saved, saved)
         if self.config.on_divergence == "stop" and any(a.severity == "critical" for a in alerts):
-            control.should_training_stop = True
-        self._carried_ms += (time.perf_counter() - begun) * 1e3
+            self.together.stop = True  # with several ranks, all stop after the next step
+            if not self.together.ranks.several:
+                control.should_training_stop = True
+
+    def _whole(self, window: Window, told: Step | None) -> list[StepRecord]:
+        """The records of the window over all ranks, as far as they are known."""
+        ranks = self.together.ranks
+        if told is None:
+            if ranks.several:
+                for record in window.records.values():
+                    record.unavailable["ranks"] = ranks.why or "the ranks have not been heard"
+            return window.recorded
+        for rank, stage in self.together.news(told):
+            self.recorder.note(window.step, stage, f"it is off on rank {rank}, which goes on without it", rank)
+        merged = self.guard.run("ranks", self.together.merged, window, told, self._blank)
+        if merged is None:
+            for record in window.records.values():
+                record.unavailable["ranks"] = self.guard.off["ranks"]
+            return window.recorded
+        if self.probe is not None:
+            for record in merged.values():
+                self.guard.run("profile", self.probe.limits, record)
+        return [merged[m] for m in sorted(merged)]
 
     def save_capsule(self, directory: str | Path | None = None, *, texts: bool = False) -> Path:
         """Save the worst micro-batch of the last analysed step for ``driftscope replay``; returns its directory.
@@ -244,16 +339,20 @@ class Scope:
 
     def begin_run(self) -> None:
         """Training starts."""
+        self.together.connect(ready=self._capture is not None)
         self.guard.run("run_info", self.recorder.begin)
+        if self.probe is not None:
+            self.probe.capsules.config = self.recorder.config  # another run may hold the directory that was asked for
         if self.trainer.state.global_step > 0:
-            self.guard.run("drift", self.drift.resume, self.recorder.earlier(RESUMED_STEPS))
+            self.guard.run("drift", lambda: self.drift.resume(self.recorder.earlier(RESUMED_STEPS)))
 
     def end_run(self) -> None:
         """Training has ended: finish run.json, write the report."""
         self.guard.run("report", self.recorder.finish)
+        self.recorder.rest()
 
     def _told(self, stage: str, why: str) -> None:
-        self.recorder.note(self._step, stage, why)
+        self.recorder.note(self._window.step, stage, why)
 
 
 def open_scope(trainer: Any, config: DriftscopeConfig) -> Scope:

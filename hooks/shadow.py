@@ -6,6 +6,7 @@ were, because the code runs on a shallow copy.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -64,6 +65,12 @@ class LigerPath:
             settings.pop("importance_sampling_level")
         return settings
 
+    def alone(self, inputs: adapters.Inputs, rank_mean_tokens: tuple[float, float] | None) -> Any:
+        """Inside, the loss enters no collective: its normaliser over the ranks is answered from their token counts."""
+        if rank_mean_tokens is None:
+            return nullcontext()
+        return liger.normalizer_over_ranks(self.module, rank_mean_tokens, token_counts(inputs))
+
     def algebra(self, inputs: adapters.Inputs, logps_BT: Tensor, hidden_BTD: Tensor) -> Coefficients:
         """Loss and coefficients of Liger's own loss function on given log-probs (B, T)."""
         logps = logps_BT.detach().clone().requires_grad_(True)
@@ -113,6 +120,12 @@ class LigerPath:
             given["num_items_in_batch"] = inputs["num_items_in_batch"] * accumulation / per_generation
         loss: Tensor = loss_module(**given)[0]
         return loss if "num_items_in_batch" in given else loss / accumulation
+
+
+def token_counts(inputs: adapters.Inputs) -> tuple[float, float]:
+    """Tokens of a micro-batch that the loss should train on, and all unmasked completion tokens."""
+    counts = torch.stack([adapters.policy_mask(inputs).sum(), inputs["completion_mask"].sum()]).tolist()
+    return float(counts[0]), float(counts[1])
 
 
 def _beyond_liger(trainer: Any) -> dict[str, bool]:

@@ -9,6 +9,7 @@ from driftscope.batch import TokenBatch
 B, T = 6, 7
 LENGTHS = (7, 4, 1, 6, 0, 5)  # uneven, one sequence of one token, one fully masked row
 ADVANTAGES = (1.3, -0.8, 0.0, 0.6, -1.1, -2.0)
+RANK_MEAN_TOKENS = (11.5, 12.5)  # with the tool mask, and without
 NUM_ITEMS = 57
 MAX_LENGTH = 11
 
@@ -42,4 +43,5 @@ def random_batch(
         tool_mask_BT=tool_mask_BT if tools else None,
         entropies_BT=normal(1.0).abs(),
         num_items_in_batch=NUM_ITEMS,
+        rank_mean_tokens=RANK_MEAN_TOKENS,
     )

@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from driftscope.attribute import PathCoefs, Scene, attribute, identify, possible_changes, shapley
+from driftscope.attribute import PathCoefs, Scene, attribute, identify, possible_changes
 from driftscope.batch import TokenBatch
+from driftscope.explanation import shapley
 from driftscope.spec import LossSpec
 from driftscope.spectrum import HeadView, Spectrum
 
@@ -79,7 +80,7 @@ def test_every_combination_is_identified(dropped):
     found = identify(s, FULL, "model", path, tolerance=1e-9)
     assert {c.cause for c in found.changes} == set(dropped)
     assert found.error < 1e-9
-    causes, rest = attribute(s, FULL, "model", path, found, tolerance=1e-9)
+    causes, rest = attribute(s, FULL, "model", path, found, tolerance=1e-9).causes()
     assert {c.id for c in causes} == set(dropped)
     assert rest.share == 0.0
     gap = s.norm(path) / s.norm(s.path(FULL, "model"))
@@ -92,7 +93,9 @@ def test_every_combination_is_identified(dropped):
 def test_one_dropped_term_has_the_whole_gap_as_its_factor():
     s = scene()
     path = s.path(FULL.replace(is_correction=False), "model")
-    causes, _ = attribute(s, FULL, "model", path, identify(s, FULL, "model", path, tolerance=1e-9), tolerance=1e-9)
+    causes, _ = attribute(
+        s, FULL, "model", path, identify(s, FULL, "model", path, tolerance=1e-9), tolerance=1e-9
+    ).causes()
     assert causes[0].factor == pytest.approx(s.norm(path) / s.norm(s.path(FULL, "model")), rel=1e-12)
     assert causes[0].share == 1.0
 
@@ -101,7 +104,7 @@ def test_another_head_is_a_cause():
     s = scene()
     path = s.path(FULL.replace(tool_mask=False), "raw")
     found = identify(s, FULL, "model", path, tolerance=1e-9, head_cause="head_adapter")
-    causes, rest = attribute(s, FULL, "model", path, found, tolerance=1e-9)
+    causes, rest = attribute(s, FULL, "model", path, found, tolerance=1e-9).causes()
     assert {c.id for c in causes} == {"head_adapter", "tool_mask"}
     assert causes[0].id == "head_adapter"
     assert causes[0].factor == pytest.approx(2.0, rel=0.05)
@@ -113,7 +116,7 @@ def test_what_no_term_explains_is_kept_apart():
     honest = s.path(FULL, "model")
     odd = PathCoefs("model", honest.c_N * 3.0)
     found = identify(s, FULL, "model", odd, tolerance=1e-6)
-    causes, rest = attribute(s, FULL, "model", odd, found, tolerance=1e-6)
+    causes, rest = attribute(s, FULL, "model", odd, found, tolerance=1e-6).causes()
     assert rest.share > 0.5
     assert rest.factor is not None
     assert math.prod([rest.factor, *(c.factor for c in causes)]) == pytest.approx(3.0, rel=1e-9)
@@ -122,7 +125,9 @@ def test_what_no_term_explains_is_kept_apart():
 def test_a_matching_path_has_no_cause():
     s = scene()
     path = s.path(FULL, "model")
-    causes, rest = attribute(s, FULL, "model", path, identify(s, FULL, "model", path, tolerance=1e-6), tolerance=1e-6)
+    causes, rest = attribute(
+        s, FULL, "model", path, identify(s, FULL, "model", path, tolerance=1e-6), tolerance=1e-6
+    ).causes()
     assert causes == []
     assert rest.share == 0.0
     assert rest.factor == pytest.approx(1.0)
@@ -141,7 +146,7 @@ def test_zero_paths():
     assert s.distance(zero, zero) == 0.0
     assert s.distance(s.path(FULL, "model"), zero) == math.inf
     found = identify(s, FULL, "model", zero, tolerance=1e-6)
-    causes, rest = attribute(s, FULL, "model", zero, found, tolerance=1e-6)
+    causes, rest = attribute(s, FULL, "model", zero, found, tolerance=1e-6).causes()
     assert all(math.isfinite(c.share) for c in causes)
     assert math.isfinite(rest.share)
 

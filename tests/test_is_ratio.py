@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from driftscope.is_ratio import describe_ratio, kept_mass, ratio_stats, truncated_support
+from driftscope.is_ratio import describe_ratio, kept_mass, ratio_stats, sum_kept_mass, truncated_support
 from driftscope.spec import LossSpec
 
 
@@ -82,7 +82,7 @@ def test_truncated_support_explains_the_log_ratio():
     log_ratio = torch.full((50,), math.log(0.8), dtype=torch.float64)
     spec = LossSpec(is_correction=True, is_mode="token_truncate")
     out = describe_ratio(spec, log_ratio[None], torch.ones(1, 50), None)
-    truncated_support(out, log_ratio, kept)
+    truncated_support(out, sum_kept_mass(log_ratio, kept))
     assert out.kept_mass == pytest.approx(0.8)
     assert out.truncated_support_share == pytest.approx(1.0)
     assert out.causes[0].id == "truncated_support"
@@ -91,6 +91,6 @@ def test_truncated_support_explains_the_log_ratio():
 
 def test_truncated_support_is_silent_without_a_ratio():
     out = describe_ratio(LossSpec(is_correction=True), torch.zeros(1, 4), torch.ones(1, 4), None)
-    truncated_support(out, torch.zeros(4), torch.ones(4))
+    truncated_support(out, sum_kept_mass(torch.zeros(4), torch.ones(4)))
     assert out.truncated_support_share is None
     assert out.causes == []

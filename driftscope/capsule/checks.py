@@ -31,8 +31,8 @@ def read_measured(measured: dict[str, Any]) -> dict[str, Any]:
 
     live: path that trains. dtype: what the head computes in. autocast: its dtype where it was on. heads: name ->
     taken the fused way. transform: the head's (``HeadTransform``). sampling: top_p, top_k, min_p.
-    num_items_in_batch: as the batch had it. scatter: points kept. losses: of the paths' own code. liger_call: how the
-    trainer called Liger.
+    num_items_in_batch, rank_mean_tokens: as the batch had them. scatter: points kept. losses: of the paths' own code.
+    liger_call: how the trainer called Liger.
     """
     heads = measured["heads"]
     if not isinstance(heads, dict) or "model" not in heads or not set(heads) <= set(HEADS):
@@ -48,6 +48,7 @@ def read_measured(measured: dict[str, Any]) -> dict[str, Any]:
         **measured,
         "heads": {k: bool(v) for k, v in heads.items()},
         "num_items_in_batch": None if items is None else float(items),
+        "rank_mean_tokens": _pair(measured.get("rank_mean_tokens")),
         "scatter": int(measured["scatter"]),
         "sampling": {
             "top_p": float(sampling["top_p"]),
@@ -156,3 +157,10 @@ def _wrong_hidden(tensors: dict[str, Tensor]) -> str | None:
 
 def _say(value: Tensor) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}{tuple(value.shape)}"
+
+
+def _pair(value: Any) -> tuple[float, float] | None:
+    if value is None:
+        return None
+    with_tools, without = value
+    return float(with_tools), float(without)

@@ -170,6 +170,7 @@ def token_batch(capsule: Capsule, logps_BT: Tensor, entropies_BT: Tensor | None)
         sampling_logps_BT=t.get("sampling_logps"),
         is_ratio=t.get("is_ratio"),
         num_items_in_batch=capsule.measured["num_items_in_batch"],
+        rank_mean_tokens=capsule.measured["rank_mean_tokens"],
     )
 
 

@@ -146,7 +146,9 @@ def _explain_ratio(capsule: Capsule, scene: Scene, out: Replay) -> None:
         return
     if kept_N is not None:
         log_ratio = raw_log_ratio_BT(capsule.spec, scene.batches[MODEL_HEAD])[scene.rows_BT]
-        is_ratio.truncated_support(record.is_ratio, log_ratio, kept_N)
+        sums = is_ratio.sum_kept_mass(log_ratio, kept_N)
+        if sums is not None:
+            is_ratio.truncated_support(record.is_ratio, sums)
     if record.canary is not None and capsule.record.is_ratio is not None:
         record.is_ratio.causes = [cause.model_copy() for cause in capsule.record.is_ratio.causes]
         out.how["is_ratio.causes"] = "as saved: the canary scores tokens with the model"

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -103,6 +104,42 @@ def refused_loss_types(loss_types: Iterable[str]) -> dict[str, str]:
         except (ValueError, NotImplementedError) as error:
             refused[loss_type] = str(error)
     return refused
+
+
+@contextmanager
+def normalizer_over_ranks(
+    module: nn.Module, rank_mean_tokens: tuple[float, float], own: tuple[float, float]
+) -> Iterator[None]:
+    """Inside, Liger's token normaliser is answered from known counts, where it would reduce them over all ranks.
+
+    rank_mean_tokens, own: tokens of the micro-batch with the tool mask and without it, the mean over ranks and this
+    rank's. A shadow must not enter a collective: a rank whose probe has failed would leave the others waiting.
+    Raises ``LookupError`` inside for a mask of another size.
+    """
+    owner = next(
+        (c for c in _function_class(module).__mro__ if "_compute_dapo_normalizer" in vars(c)),
+        None,
+    )
+    if owner is None:
+        yield
+        return
+    upstream = vars(owner)["_compute_dapo_normalizer"]
+
+    def answer(attention_mask: Tensor, num_items_in_batch: Any = None) -> Tensor:
+        if num_items_in_batch is not None:  # no collective then
+            done: Tensor = upstream.__func__(attention_mask, num_items_in_batch)
+            return done
+        size = float(attention_mask.sum())
+        for mine, mean in zip(own, rank_mean_tokens, strict=True):
+            if size == mine:
+                return torch.tensor(mean, dtype=torch.float32, device=attention_mask.device).clamp(min=1.0)
+        raise LookupError(f"Liger normalises by {size:g} tokens, which are not those of the batch ({own})")
+
+    owner._compute_dapo_normalizer = staticmethod(answer)
+    try:
+        yield
+    finally:
+        owner._compute_dapo_normalizer = upstream
 
 
 def _function_class(module: nn.Module) -> Any:

@@ -93,6 +93,7 @@ def sample(*, live_spec=SPEC, mismatch=0.0, seed=0, entropy=0.0):
         },
         "sampling": {"top_p": 1.0, "top_k": 0, "min_p": 0.0},
         "num_items_in_batch": batch.num_items_in_batch,
+        "rank_mean_tokens": batch.rank_mean_tokens,
         "scatter": 16,
         "losses": {"reference": reference.loss},
         "liger_call": None,
