@@ -72,7 +72,7 @@ def add_explanations(parts: Iterable[Explanation]) -> Explanation:
     details = {cause: text for part in reversed(parts) for cause, text in part.details.items()}
     order = sorted(details)
     squares = {
-        frozenset(chosen): sum(part.squares[frozenset(chosen) & part.details.keys()] for part in parts)
+        frozenset(chosen): sum(part.squares[frozenset(c for c in chosen if c in part.details)] for part in parts)
         for size in range(len(order) + 1)
         for chosen in combinations(order, size)
     }

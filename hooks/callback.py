@@ -48,11 +48,11 @@ class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
 
     def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is not None:
-            self.scope.begin_step()
+            self.scope.together_or_alone(self.scope.begin_step)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is not None:
-            self.scope.finish_step(control)
+            self.scope.together_or_alone(self.scope.finish_step, control)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is None:

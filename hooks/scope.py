@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 
@@ -27,6 +28,7 @@ from driftscope.records import StepRecord
 from driftscope.rules.base import Thresholds
 from driftscope.schedule import Cadence
 
+P = ParamSpec("P")
 _ABSENT = object()
 RESUMED_STEPS = 2000
 """Records of a run that goes on from which the drift detectors learn again."""
@@ -173,7 +175,7 @@ class Scope:
         if batch is not None:
             self.guard.run("capture", self._keep_inputs, batch, inputs)
         if self._in_step and self._window.measures and self.together.ranks.open:
-            self._agree(batch)
+            self.together_or_alone(self._agree, batch)
         loss = self._originals["compute_loss"](model, inputs, *args, **kwargs)
         if batch is not None and isinstance(loss, torch.Tensor):
             batch.loss = loss.detach()
@@ -239,6 +241,14 @@ class Scope:
         )
 
     # -- around an optimizer step -------------------------------------------------------------------------------
+
+    def together_or_alone(self, place: Callable[P, None], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Come to a place where the ranks meet; where that fails, let the others know and go on alone."""
+        try:
+            place(*args, **kwargs)
+        except Exception as error:  # noqa: BLE001 - the run goes on, whatever it is
+            self.together.ranks.close()
+            self.guard.fail("ranks", error)
 
     def begin_step(self) -> None:
         """A new accumulation window starts."""

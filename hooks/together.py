@@ -116,10 +116,9 @@ class Together:
         width, size = len(FIELDS) + BOUNDS, self._sums_size(window)
         at = {m: len(HEADER) + i * width for i, m in enumerate(chosen)}
         self.watch.times([row[2] for row in table])
+        names = len(FIELDS)
         return Step(
-            shares={
-                m: [Share.read(r, row[a : a + len(FIELDS)]) for r, row in enumerate(table)] for m, a in at.items()
-            },
+            shares={m: [Share.read(r, row[a : a + names]) for r, row in enumerate(table)] for m, a in at.items()},
             bounds={m: [row[a + names : a + width] for row in table] for m, a in at.items()},
             sums={m: sums[i * size : (i + 1) * size] for i, m in enumerate(chosen)},
             gradient=sums[len(chosen) * size :],
