@@ -42,19 +42,23 @@ class Canary:
         self.snapshot_step: int | None = None
         self.tokenizer: list[str] | None = None
         self._searched = 0.0
+        self._looked_at: int | None = None
 
-    def due(self) -> bool:
-        """Whether the batch in hand was sampled with the weights as they are now."""
+    def due(self, step: int) -> bool:
+        """Whether the batch in hand was sampled with the weights as they are now, and none of the step was seen yet."""
+        if step == self._looked_at:
+            return False
         args = self.trainer.args
         every = (getattr(args, "steps_per_generation", None) or 1) * (getattr(args, "num_iterations", None) or 1)
-        # TRL counts the micro-batch before Driftscope looks at it.
-        return (int(getattr(self.trainer, "_step", 1)) - 1) % every == 0
+        # TRL counts the micro-batch before Driftscope looks at it; the weights stay until the window's end.
+        return (int(getattr(self.trainer, "_step", 1)) - 1) % every < adapters.accumulation_steps(self.trainer)
 
     def look(self, inputs: adapters.Inputs, logits_of: Any, record: StepRecord) -> None:
         """Fill ``record.canary`` and ``record.is_ratio.causes`` from one batch.
 
         logits_of: (rows, keep_BT) -> the model's own logits (N, V) of the kept tokens, and their targets (N,).
         """
+        self._looked_at = record.step
         old_BT, sampled_BT = inputs.get("old_per_token_logps"), inputs.get("sampling_per_token_logps")
         tokens = choose(inputs, self.config.canary_tokens)
         if tokens is None or sampled_BT is None or record.is_ratio is None:

@@ -143,7 +143,7 @@ class Probe:
         batch.local.explanation = comparison.explanation
         if record.is_ratio is not None and passed.kept_N is not None:
             run("kept_mass", self._explain_ratio, spec, passed, record, batch.local)
-        if self.config.canary_tokens and record.is_ratio is not None and record.micro_step == 0 and self.canary.due():
+        if self.config.canary_tokens and record.is_ratio is not None and self.canary.due(record.step):
             run("canary", self._canary, inputs, passed, record)
         if record.tier == "deep":
             if self.liger is not None and paths.liger is not None:

@@ -22,7 +22,7 @@ from driftscope.hooks.window import Window
 from driftscope.mismatch import figures
 from driftscope.mismatch import layout as mismatch_layout
 from driftscope.ranks.ledger import RankWatch
-from driftscope.ranks.merge import merge
+from driftscope.ranks.whole import merge
 from driftscope.ranks.share import FIELDS, Local, Share, empty_row, row_of
 from driftscope.records import StepRecord
 

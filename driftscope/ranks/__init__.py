@@ -12,8 +12,8 @@ from driftscope._lazy import lazy_names
 
 if TYPE_CHECKING:
     from driftscope.ranks.ledger import RankWatch
-    from driftscope.ranks.merge import merge
     from driftscope.ranks.share import FIELDS, Local, Share, empty_row, row_of
+    from driftscope.ranks.whole import merge
 
 _HOME = {
     "FIELDS": "driftscope.ranks.share",
@@ -21,7 +21,7 @@ _HOME = {
     "RankWatch": "driftscope.ranks.ledger",
     "Share": "driftscope.ranks.share",
     "empty_row": "driftscope.ranks.share",
-    "merge": "driftscope.ranks.merge",
+    "merge": "driftscope.ranks.whole",
     "row_of": "driftscope.ranks.share",
 }
 

@@ -52,15 +52,16 @@ class RankWatch:
         if len(usual) < 2:
             return
         slowest = max(usual, key=lambda rank: usual[rank])
-        out.slowest, out.slowest_ms, out.median_ms = slowest, usual[slowest], median(usual.values())
+        out.slowest, out.slowest_ms = slowest, usual.pop(slowest)
+        out.median_ms = median(usual.values())
 
 
 def disagreements(merged: StepRecord, shares: Sequence[Share]) -> dict[str, list[int]]:
     """What should be the same on all ranks, and the ranks on which it is not.
 
     ``coef_error``, ``residual``: the live path is off there by ten times the others' median. ``is_ratio``: its
-    mean differs from the others' by six standard errors. ``causes``: other terms are dropped there. ``normalizer``: the
-    live path divides by another number although the configured loss divides by the same on every rank.
+    mean differs from the others' by six standard errors. ``causes``: other terms are dropped there. ``normalizer``:
+    the live path divides by another number although the configured loss divides by the same on every rank.
     """
     if len(shares) < 2:
         return {}
