@@ -22,7 +22,7 @@ from driftscope.hooks.window import Window
 from driftscope.mismatch import figures
 from driftscope.mismatch import layout as mismatch_layout
 from driftscope.ranks.ledger import RankWatch
-from driftscope.ranks.whole import merge
+from driftscope.ranks.whole import merge, quantiles_from_bins
 from driftscope.ranks.share import FIELDS, Local, Share, empty_row, row_of
 from driftscope.records import StepRecord
 
@@ -145,6 +145,7 @@ class Together:
                 known = rows[torch.isfinite(rows).all(-1)]
                 packed = torch.cat([told.sums[micro_step], known.amax(0)])
                 record.mismatch = figures(local.mismatch.unpack(packed))
+                quantiles_from_bins(record)
             record.ranks = self.watch.record(record, shares, [len(names) for names in told.off])
             out[micro_step] = record
         return out

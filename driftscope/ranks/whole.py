@@ -172,6 +172,24 @@ def _ratio(out: StepRecord, present: Sequence[Share]) -> None:
         )
 
 
+def quantiles_from_bins(record: StepRecord) -> None:
+    """Where the mismatch of all ranks is on record, take the ratio's quantiles from its bins (within 5%).
+
+    Ratios that were set to zero are in no bin of a log ratio: with any of them the quantiles stay as they are.
+    """
+    out, found = record.is_ratio, record.mismatch
+    if out is None or found is None:
+        return
+    for name in RATIOS:
+        stats: RatioStats | None = getattr(out, name)
+        levels = found.applied if name == "applied" else found.raw
+        if stats is None or levels is None or stats.share_masked:
+            continue
+        bins = levels.product if stats.level == "sequence" else levels.token
+        if bins is not None and bins.count == stats.count and bins.quantiles.keys() >= stats.quantiles.keys():
+            stats.quantiles = {name: bins.quantiles[name] for name in stats.quantiles}
+
+
 def merge_ratio(own: RatioStats, parts: Sequence[dict[str, float]]) -> RatioStats:
     """The distribution over all ranks: exact but for the quantiles, which are those of the ranks' piecewise linear
     distribution functions together.
