@@ -44,8 +44,10 @@ class Ranks:
         """Open the line; every rank calls it. agreed: a number that must be the same on all ranks (the settings)."""
         if not self.several or self._group is not None:
             return
+        global _opened  # noqa: PLW0603 - the same on all ranks: each opens its groups in the same order
+        _opened += 1
         try:
-            self._group = _group(self.rank, self.processes)
+            self._group = _group(self.rank, self.processes, _opened)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
             self._lose("they could not be reached", error)
             return

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import logging
 import math
 import time
 from pathlib import Path
 from typing import Any
 
 from driftscope.config import DriftscopeConfig
-from driftscope.errors import RunDirectoryError
+from driftscope.errors import RecordError, RunDirectoryError
 from driftscope.hooks.guard import Guard
 from driftscope.hooks.runinfo import describe_run
 from driftscope.records import SEVERITIES, AlertRecord, NoteRecord, RunInfo, StepRecord
@@ -21,6 +23,7 @@ class Recorder:
         from driftscope.dashboards.console import ConsoleReporter
 
         self.trainer, self.config = trainer, config
+        self._asked_dir = Path(config.run_dir)
         self.info: RunInfo | None = None
         self.main = trainer.accelerator.is_main_process
         self.console = ConsoleReporter() if config.console and self.main else None
@@ -32,10 +35,12 @@ class Recorder:
         """Open the journal, write run.json and say hello. A resumed run goes on in the records it has."""
         from driftscope import __version__
 
-        before = self._open(resumed=self.trainer.state.global_step > 0) if self.main else None
+        before = self._open(self.trainer.state.global_step) if self.main else None
         early, self._early = self._early or [], None
         for note in early:
             self._keep(note)
+        if not self.main:
+            return
         self.info = describe_run(self.trainer, self.config, __version__)
         if before is not None:
             self.info.run_id, self.info.created = before.run_id, before.created
@@ -43,19 +48,31 @@ class Recorder:
         if self.console is not None:
             self.console.started(self.info)
 
-    def _open(self, *, resumed: bool) -> RunInfo | None:
-        """Open the journal; returns the run that is resumed, where it is known."""
-        from driftscope.journal import JournalWriter, previous_run, set_aside
+    def _open(self, resumed_at: int) -> RunInfo | None:
+        """Open the journal; returns the run that is resumed, where it is known.
 
-        run_dir = Path(self.config.run_dir)
-        before = previous_run(run_dir)
+        Where another run holds the directory, ``config.run_dir`` is the one beside it from here on.
+        """
+        from driftscope.journal import open_journal
+
+        if self.journal is not None:  # the same trainer trains again
+            self.journal.close()
+            self.journal = None
         try:
-            if not resumed:
-                set_aside(run_dir, before)
-            self.journal = JournalWriter(run_dir)
+            opened = open_journal(self._asked_dir, resumed_at=resumed_at, told=self._tell)
         except RunDirectoryError as error:
-            self.note(0, "journal", f"{error} The run goes on without records.")
-        return before if resumed else None
+            self._tell(f"{error} The run goes on without records.")
+            return None
+        self.journal = opened.journal
+        self.config = dataclasses.replace(self.config, run_dir=opened.journal.run_dir)
+        return opened.before
+
+    def _tell(self, words: str) -> None:
+        """Show what happens to the journal itself; where nothing is printed, through ``logging``."""
+        if self.console is not None:
+            self.console.note(NoteRecord(step=self.trainer.state.global_step, stage="journal", message=words))
+        else:
+            logging.getLogger("driftscope").warning("journal: %s", words)
 
     def write(self, window: list[StepRecord], guard: Guard) -> list[AlertRecord]:
         """Journal one window's records, evaluate the rules, tell; returns the window's alerts."""
@@ -102,12 +119,15 @@ class Recorder:
                 if value is not None and math.isfinite(value):
                     metrics[f"driftscope/{name}"].append(value)
 
-    def note(self, step: int, stage: str, why: str) -> None:
+    def note(self, step: int, stage: str, why: str, rank: int | None = None) -> None:
         """Record and show that a stage of Driftscope failed and was switched off."""
-        note = NoteRecord(time=time.time(), step=step, stage=stage, message=why)
+        at = self.trainer.accelerator.process_index if rank is None else rank
+        note = NoteRecord(time=time.time(), step=step, stage=stage, message=why, rank=at)
+        self._keep(note)
         if self.console is not None:
             self.console.note(note)
-        self._keep(note)
+        elif self.main and self.journal is None and self._early is None:
+            self._tell(f"{stage}: {why}")  # nothing else keeps it
 
     def _keep(self, note: NoteRecord) -> None:
         if self.journal is not None:
@@ -119,7 +139,10 @@ class Recorder:
         """The last records of a run that goes on, at most ``count``."""
         from driftscope.journal import read_run
 
-        return read_run(Path(self.config.run_dir)).steps[-count:] if self.journal is not None else []
+        try:
+            return read_run(Path(self.config.run_dir)).steps[-count:] if self.journal is not None else []
+        except RecordError:  # resumed in a directory that holds no records
+            return []
 
     def describe_spec(self, spec: dict[str, Any]) -> None:
         """Add the configured loss to run.json, once it is known from the first batch."""
@@ -154,12 +177,14 @@ class Recorder:
             self.journal.close()
             self.journal = None
 
+    def rest(self) -> None:
+        """The training has ended: leave the run directory to other runs."""
+        if self.journal is not None:
+            self.journal.rest()
+
     def _journal(self, record: StepRecord | AlertRecord) -> None:
-        if self.journal is None:
-            return
-        self.journal.write(record)
-        if self.journal.failed is not None:
-            raise RunDirectoryError(f"{self.journal.failed}. The run goes on without records.")
+        if self.journal is not None:
+            self.journal.write(record)  # tells its own troubles, and tries again
 
     def _write_info(self) -> None:
         if self.journal is not None and self.info is not None:

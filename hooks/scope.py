@@ -89,7 +89,12 @@ class Scope:
         self.guard.shrink = partial(halve, probe.heads)
         self.guard.let_go = lambda: probe.deep.windows.clear()
         backbone = self.probe.inner._modules[backbone_name(self.probe.inner)]
-        self._capture = Capture(backbone, trainer.accelerator.device, timed=self.together.ranks.several)
+        self._capture = Capture(
+            backbone,
+            trainer.accelerator.device,
+            timed=self.together.ranks.several,
+            failed=partial(self.guard.fail, "capture"),
+        )
         self._replace(trainer, "training_step", self._training_step)
         self._replace(trainer, "compute_loss", self._compute_loss)
         self._replace(trainer.accelerator, "clip_grad_norm_", self._clip_grad_norm)
@@ -267,7 +272,7 @@ class Scope:
     def finish_step(self, control: Any) -> None:
         """The optimizer has stepped. Every rank comes to the exchange in here, whatever has failed on it before."""
         begun, window = time.perf_counter(), self._window
-        self.guard.run("param_norm", self._close_window)
+        self.guard.run("window", self._close_window)
         own_ms = window.own_ms + self._after_ms + (time.perf_counter() - begun) * 1e3
         told = self.together.exchange(
             window, own_ms, self.guard.off, torch.zeros(0, dtype=torch.float64), partial(self.guard.run, "pack")
@@ -289,7 +294,7 @@ class Scope:
             last.live_grad_norm = float(window.grad_norm)
         if self.probe is not None:
             self.guard.run("gather", lambda heads: getattr(heads, "release", int)(), self.probe.heads)
-            self.probe.deep.close(last, window.micro_step)
+            self.guard.run("param_norm", self.probe.deep.close, last, window.micro_step)
 
     def end_window(self, control: Any, told: Step | None) -> None:
         """Complete the window's records, write them, judge them. Rank 0 does it for all."""
@@ -349,7 +354,7 @@ class Scope:
 
     def begin_run(self) -> None:
         """Training starts."""
-        self.together.connect(ready=self._capture is not None)
+        self.together_or_alone(partial(self.together.connect, ready=self._capture is not None))
         self.guard.run("run_info", self.recorder.begin)
         if self.probe is not None:
             self.probe.capsules.config = self.recorder.config  # another run may hold the directory that was asked for

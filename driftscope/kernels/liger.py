@@ -99,8 +99,10 @@ def refused_loss_types(loss_types: Iterable[str]) -> dict[str, str]:
     for loss_type in loss_types:
         settings = {"loss_type": loss_type, "beta": 0.0, "use_ref_model": False, "max_completion_length": 2}
         try:
-            tried = AlgebraOnly(build_loss(settings), torch.zeros(1, 2, requires_grad=True))
-            tried(ones, ones, torch.zeros(1, 2, dtype=torch.long), ones, torch.ones(1))
+            module = build_loss(settings)
+            with normalizer_over_ranks(module, (2.0, 2.0), (2.0, 2.0)):
+                tried = AlgebraOnly(module, torch.zeros(1, 2, requires_grad=True))
+                tried(ones, ones, torch.zeros(1, 2, dtype=torch.long), ones, torch.ones(1))
         except (ValueError, NotImplementedError) as error:
             refused[loss_type] = str(error)
     return refused

@@ -89,6 +89,8 @@ def _worse(shares: Sequence[Share], get: Callable[[Share], float | None], least:
 def _ratios_apart(shares: Sequence[Share]) -> list[int]:
     """Ranks whose mean token ratio is apart from that of all others together, in either's standard errors."""
     known = [(s.rank, r) for s in shares if (r := s.ratio("raw_token")) is not None and r["count"] > 1]
+    if len(known) < 2:
+        return []
     out = []
     for rank, own in known:
         others = [r for q, r in known if q != rank]
