@@ -5,6 +5,7 @@ Every stage runs under the guard: what fails is recorded as unavailable, and the
 
 from __future__ import annotations
 
+import math
 from contextlib import nullcontext
 from typing import Any
 
@@ -27,14 +28,18 @@ from driftscope.hooks.headpass import HeadPass, Heads
 from driftscope.hooks.refused import refusal
 from driftscope.hooks.rescore import Tokens
 from driftscope.hooks.shadow import LigerPath, reference_algebra
+from driftscope.hooks.sharding import split_weights
 from driftscope.mismatch import figures, measure_mismatch
 from driftscope.profiles import load_profile, violations
 from driftscope.ranks.share import Local
 from driftscope.records import IsRatio, PathRecord, StepRecord, ViolationRecord
 from driftscope.spec import LossSpec
-from driftscope.spectrum import solve
+from driftscope.spectrum import solve_heads
 
-FINITE_INPUTS = ("advantages", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps")
+FINITE_INPUTS = (
+    "advantages", "old_per_token_logps", "sampling_per_token_logps", "ref_per_token_logps",
+    "importance_sampling_ratio", "num_items_in_batch",
+)  # fmt: skip
 
 
 class Probe:
@@ -133,7 +138,7 @@ class Probe:
         tokens = scene.batches[MODEL_HEAD]
         paths = Paths(
             live=self.live,
-            measured={name: solve(scene.spectrum, name) for name in scene.spectrum.views},
+            measured=solve_heads(scene.spectrum),
             reference=run("reference", self._reference, batch, tokens),
             liger=self._liger(batch, spec, passed, record),
             oracle=run("oracle", scene.coefficients, spec, MODEL_HEAD),
@@ -196,7 +201,7 @@ class Probe:
 
     def _canary(self, inputs: adapters.Inputs, passed: HeadPass, record: StepRecord) -> None:
         """Which weights, and which sampling settings, the engine's log-probs agree with."""
-        why = adapters.sharded(self.trainer)
+        why = split_weights(self.trainer)
         if why is not None:
             record.unavailable["canary"] = f"the weights cannot be put back and forth in one process: {why}"
             return
@@ -241,17 +246,16 @@ class Probe:
 
 
 def count_tokens(inputs: adapters.Inputs, record: StepRecord) -> None:
-    """Trained tokens, completion tokens and the share of zero advantages; one copy to the host."""
-    mask, advantages = adapters.policy_mask(inputs), inputs["advantages"].double()
+    """Trained tokens, completion tokens and the share of zero advantages; one copy to the host.
+
+    A float64 sum of a batch's float32 numbers is finite exactly where all of them are.
+    """
+    mask, advantages = adapters.policy_mask(inputs), inputs["advantages"]
     checked = [n for n in FINITE_INPUTS if inputs.get(n) is not None]
-    row = torch.stack(
-        [
-            mask.sum().double(),
-            inputs["completion_mask"].sum().double(),
-            (advantages == 0).double().mean(),
-            *(torch.isfinite(inputs[n]).all().double() for n in checked),
-        ]
-    )
-    tokens, completion, zero, *finite = row.tolist()
-    record.tokens, record.completion_tokens, record.zero_advantage_share = int(tokens), int(completion), zero
-    record.nonfinite += [f"inputs.{n}" for n, good in zip(checked, finite, strict=True) if not good]
+    numbers = [torch.as_tensor(inputs[n], device=mask.device) for n in checked]
+    counted = [mask, inputs["completion_mask"], advantages == 0, *numbers]
+    sums = torch.stack([values.sum(dtype=torch.float64) for values in counted])
+    tokens, completion, zero, *totals = sums.tolist()
+    record.tokens, record.completion_tokens = int(tokens), int(completion)
+    record.zero_advantage_share = zero / advantages.numel() if advantages.numel() else math.nan
+    record.nonfinite += [f"inputs.{n}" for n, total in zip(checked, totals, strict=True) if not math.isfinite(total)]

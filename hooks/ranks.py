@@ -18,11 +18,11 @@ from torch import distributed as dist
 TIMEOUT = timedelta(seconds=float(os.environ.get("DRIFTSCOPE_RANKS_TIMEOUT", "120")))
 """How long a rank waits for the others before it goes on alone."""
 
-_opened = 0
-
 
 class Ranks:
     """This process among the others. ``why`` says why there is no exchange, where there is none."""
+
+    opened = 0  # the same on all ranks, which open their lines in the same order: it names them in the store
 
     def __init__(self, accelerator: Any, told: Callable[[str, str], None]) -> None:
         self.rank, self.processes = int(accelerator.process_index), int(accelerator.num_processes)
@@ -44,10 +44,9 @@ class Ranks:
         """Open the line; every rank calls it. agreed: a number that must be the same on all ranks (the settings)."""
         if not self.several or self._group is not None:
             return
-        global _opened  # noqa: PLW0603 - the same on all ranks: each opens its groups in the same order
-        _opened += 1
+        Ranks.opened += 1
         try:
-            self._group = _group(self.rank, self.processes, _opened)
+            self._group = _group(self.rank, self.processes, Ranks.opened)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
             self._lose("they could not be reached", error)
             return
@@ -91,9 +90,7 @@ class Ranks:
         self._told("ranks", f"{self.why}. This rank is measured alone; the run goes on.")
 
 
-def _group(rank: int, size: int) -> Any:
+def _group(rank: int, size: int, number: int) -> Any:
     """A gloo group beside the default one, unknown to torch's registry: nothing of the run counts or uses it."""
-    global _opened
     store = dist.distributed_c10d._get_default_store()
-    _opened += 1
-    return dist.ProcessGroupGloo(dist.PrefixStore(f"driftscope/{_opened}", store), rank, size, TIMEOUT)
+    return dist.ProcessGroupGloo(dist.distributed_c10d.PrefixStore(f"driftscope/{number}", store), rank, size, TIMEOUT)

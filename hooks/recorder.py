@@ -29,6 +29,7 @@ class Recorder:
         self.console = ConsoleReporter() if config.console and self.main else None
         self.alerts: list[AlertRecord] = []
         self.journal: Any = None
+        self.own_journal: Any = None
         self._early: list[NoteRecord] | None = []  # notes from before the training begins
 
     def begin(self) -> None:
@@ -39,6 +40,8 @@ class Recorder:
         early, self._early = self._early or [], None
         for note in early:
             self._keep(note)
+        if self.config.rank_journals and self.trainer.accelerator.num_processes > 1:
+            self._open_own()
         if not self.main:
             return
         self.info = describe_run(self.trainer, self.config, __version__)
@@ -66,6 +69,20 @@ class Recorder:
         self.journal = opened.journal
         self.config = dataclasses.replace(self.config, run_dir=opened.journal.run_dir)
         return opened.before
+
+    def _open_own(self) -> None:
+        """Open this rank's own journal, beside the run's."""
+        from driftscope.journal import open_journal
+
+        at = self.trainer.accelerator.process_index
+        directory = self._asked_dir / "ranks" / f"rank{at}"
+        self.own_journal = open_journal(directory, resumed_at=self.trainer.state.global_step, told=self._tell).journal
+
+    def write_own(self, window: list[StepRecord]) -> None:
+        """Journal this rank's records as it measured them, where that was asked for."""
+        if self.own_journal is not None:
+            for record in window:
+                self.own_journal.write(record)
 
     def _tell(self, words: str) -> None:
         """Show what happens to the journal itself; where nothing is printed, through ``logging``."""
@@ -169,7 +186,13 @@ class Recorder:
             self.console.finished(verdict.headline, run_dir, verdict.sampling)
 
     def close(self) -> None:
-        """Close the journal. A run whose training has not come to its end is on record as failed."""
+        """Close both journals. A run whose training has not come to its end is on record as failed."""
+        if self.own_journal is not None:
+            self.own_journal.close()
+            self.own_journal = None
+        self._close()
+
+    def _close(self) -> None:
         if self.journal is not None:
             if self.info is not None and self.info.status == "running":
                 self.info.finished, self.info.status = time.time(), "failed"

@@ -21,12 +21,13 @@ from driftscope.hooks.head import backbone_name
 from driftscope.hooks.probe import Probe
 from driftscope.hooks.recorder import Recorder
 from driftscope.hooks.shadow import token_counts
+from driftscope.hooks.step_end import close_window, gradient_size, whole_records
 from driftscope.hooks.together import Step, Together
 from driftscope.hooks.window import Window, measured_micro_steps
 from driftscope.hooks.workspace import halve
 from driftscope.records import StepRecord
 from driftscope.rules.base import Thresholds
-from driftscope.schedule import Cadence
+from driftscope.schedule import Cadence, spent
 
 P = ParamSpec("P")
 _ABSENT = object()
@@ -199,13 +200,18 @@ class Scope:
         begun = time.perf_counter()
         inputs = batch.inputs if batch is not None else None
         counts = self.guard.run("counts", token_counts, inputs) if inputs is not None else None
-        ready = self.probe is not None and "gather" not in self.guard.off
+        ready = self.probe is not None and self.guard.run("gather", self._ready, self.probe) is True
         means, all_ready = self.together.agree(counts, ready)
         if batch is not None:
             batch.rank_mean_tokens = means
         if all_ready and self.probe is not None:
-            self.guard.run("gather", lambda heads: getattr(heads, "gather", int)(), self.probe.heads)
+            self.guard.run("gather", self.probe.heads.gather)
         self._window.own_ms += (time.perf_counter() - begun) * 1e3
+
+    @staticmethod
+    def _ready(probe: Probe) -> bool:
+        probe.heads.reserve()
+        return True
 
     def _begin(self) -> MicroBatch | None:
         if self._capture is None:
@@ -223,7 +229,7 @@ class Scope:
         window.forward_spans += batch.forward_spans
         if window.micro_step not in window.chosen:
             return None
-        record = self._blank(window.micro_step)
+        record = self.blank(window.micro_step)
         record.step_ms = step_ms
         window.records[window.micro_step] = record
         window.locals[window.micro_step] = batch.local
@@ -231,7 +237,7 @@ class Scope:
         record.unavailable.update(self.guard.off)
         return record
 
-    def _blank(self, micro_step: int) -> StepRecord:
+    def blank(self, micro_step: int) -> StepRecord:
         """A record of the window in hand with nothing measured."""
         live = self.probe.live if self.probe is not None else adapters.own_path(self.trainer)
         return StepRecord(
@@ -272,11 +278,12 @@ class Scope:
     def finish_step(self, control: Any) -> None:
         """The optimizer has stepped. Every rank comes to the exchange in here, whatever has failed on it before."""
         begun, window = time.perf_counter(), self._window
-        self.guard.run("window", self._close_window)
+        size = gradient_size(self.probe, window, self.together.ranks)
+        gradient = self.guard.run("window", close_window, self.probe, window, self.guard, size)
+        if gradient is None:
+            gradient = torch.zeros(size, dtype=torch.float64)
         own_ms = window.own_ms + self._after_ms + (time.perf_counter() - begun) * 1e3
-        told = self.together.exchange(
-            window, own_ms, self.guard.off, torch.zeros(0, dtype=torch.float64), partial(self.guard.run, "pack")
-        )
+        told = self.together.exchange(window, own_ms, self.guard.off, gradient, partial(self.guard.run, "pack"))
         self.guard.run("window", self.end_window, control, told)
         if told is not None and told.stop:
             control.should_training_stop = True
@@ -285,23 +292,13 @@ class Scope:
         self._after_ms = (time.perf_counter() - begun) * 1e3
         self._carried_ms += self._after_ms
 
-    def _close_window(self) -> None:
-        window = self._window
-        if not window.records:
-            return
-        last = window.recorded[-1]
-        if window.grad_norm is not None:
-            last.live_grad_norm = float(window.grad_norm)
-        if self.probe is not None:
-            self.guard.run("gather", lambda heads: getattr(heads, "release", int)(), self.probe.heads)
-            self.guard.run("param_norm", self.probe.deep.close, last, window.micro_step)
-
     def end_window(self, control: Any, told: Step | None) -> None:
         """Complete the window's records, write them, judge them. Rank 0 does it for all."""
         window = self._window
+        self.guard.run("rank_journal", self.recorder.write_own, window.recorded)
         if not self.recorder.main or not (window.records or told):
             return
-        records = self._whole(window, told)
+        records = whole_records(self, window, told)
         if not records:
             return
         last = records[-1]
@@ -318,26 +315,6 @@ class Scope:
             self.together.stop = True  # with several ranks, all stop after the next step
             if not self.together.ranks.several:
                 control.should_training_stop = True
-
-    def _whole(self, window: Window, told: Step | None) -> list[StepRecord]:
-        """The records of the window over all ranks, as far as they are known."""
-        ranks = self.together.ranks
-        if told is None:
-            if ranks.several:
-                for record in window.records.values():
-                    record.unavailable["ranks"] = ranks.why or "the ranks have not been heard"
-            return window.recorded
-        for rank, stage in self.together.news(told):
-            self.recorder.note(window.step, stage, f"it is off on rank {rank}, which goes on without it", rank)
-        merged = self.guard.run("ranks", self.together.merged, window, told, self._blank)
-        if merged is None:
-            for record in window.records.values():
-                record.unavailable["ranks"] = self.guard.off["ranks"]
-            return window.recorded
-        if self.probe is not None:
-            for record in merged.values():
-                self.guard.run("profile", self.probe.limits, record)
-        return [merged[m] for m in sorted(merged)]
 
     def save_capsule(self, directory: str | Path | None = None, *, texts: bool = False) -> Path:
         """Save the worst micro-batch of the last analysed step for ``driftscope replay``; returns its directory.
@@ -359,7 +336,14 @@ class Scope:
         if self.probe is not None:
             self.probe.capsules.config = self.recorder.config  # another run may hold the directory that was asked for
         if self.trainer.state.global_step > 0:
-            self.guard.run("drift", lambda: self.drift.resume(self.recorder.earlier(RESUMED_STEPS)))
+            self.guard.run("drift", self._resume)
+
+    def _resume(self) -> None:
+        """Learn from the records of the run that goes on; the cadence that ranks share starts anew on all of them."""
+        earlier = self.recorder.earlier(RESUMED_STEPS)
+        self.drift.resume(earlier)
+        if not self.together.ranks.several:
+            self.cadence.resume(spent(earlier))
 
     def end_run(self) -> None:
         """Training has ended: finish run.json, write the report."""

@@ -22,8 +22,8 @@ from driftscope.hooks.window import Window
 from driftscope.mismatch import figures
 from driftscope.mismatch import layout as mismatch_layout
 from driftscope.ranks.ledger import RankWatch
-from driftscope.ranks.whole import merge, quantiles_from_bins
 from driftscope.ranks.share import FIELDS, Local, Share, empty_row, row_of
+from driftscope.ranks.whole import merge, quantiles_from_bins
 from driftscope.records import StepRecord
 
 HEADER = ("own_ms", "step_ms", "forward_ms", "stop", "off")

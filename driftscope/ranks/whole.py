@@ -159,17 +159,21 @@ def _ratio(out: StepRecord, present: Sequence[Share]) -> None:
         if own is not None and parts:
             setattr(out.is_ratio, name, merge_ratio(own, parts))
     sums = [kept for s in present if (kept := s.kept) is not None]
-    if sums:
-        out.is_ratio.causes = [c for c in out.is_ratio.causes if c.id not in ("truncated_support", "sequence_product")]
-        is_ratio.truncated_support(
-            out.is_ratio,
-            KeptMass(
-                sum(k.count for k in sums),
-                sum(k.kept for k in sums),
-                sum(k.log_kept for k in sums),
-                sum(k.log_ratio for k in sums),
-            ),
-        )
+    if not sums:
+        return
+    causes = out.is_ratio.causes
+    out.is_ratio.causes = [c for c in causes if c.id not in ("truncated_support", "sequence_product")]
+    is_ratio.truncated_support(
+        out.is_ratio,
+        KeptMass(
+            sum(k.count for k in sums),
+            sum(k.kept for k in sums),
+            sum(k.log_kept for k in sums),
+            sum(k.log_ratio for k in sums),
+        ),
+    )
+    if out.canary is not None:  # it took the ratio apart on tokens of its own
+        out.is_ratio.causes = causes
 
 
 def quantiles_from_bins(record: StepRecord) -> None:
@@ -183,10 +187,10 @@ def quantiles_from_bins(record: StepRecord) -> None:
     for name in RATIOS:
         stats: RatioStats | None = getattr(out, name)
         levels = found.applied if name == "applied" else found.raw
-        if stats is None or levels is None or stats.share_masked:
+        if stats is None or stats.share_masked:
             continue
         bins = levels.product if stats.level == "sequence" else levels.token
-        if bins is not None and bins.count == stats.count and bins.quantiles.keys() >= stats.quantiles.keys():
+        if bins.count == stats.count and bins.quantiles.keys() >= stats.quantiles.keys():
             stats.quantiles = {name: bins.quantiles[name] for name in stats.quantiles}
 
 

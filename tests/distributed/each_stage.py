@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from driftscope.hooks.scope import attach
-from driftscope.hooks.tiny import words
+from driftscope.hooks.tiny import save_tiny, words
 from tests.distributed.batches import fixed_completions, fixed_order, injected_ratio
 from tests.faults.stages import break_it
 from tests.hooks.runs import trainer
@@ -49,6 +49,8 @@ def one(directory: Path, label: str, place: str, deep: bool) -> None:
 
 
 def main(directory: Path, places: dict[str, str]) -> None:
+    for number in range(len(places)):  # before there is a process group, in which only one rank would save its own
+        save_tiny(directory / str(number) / f"rank{os.environ['RANK']}" / "model", "qwen2", 0)
     for number, (label, place) in enumerate(places.items()):
         one(directory / str(number), label, place, deep=True)
     dist.barrier()

@@ -18,6 +18,7 @@ from tests.hooks.runs import notes_of, steps_of
 # What only several processes have, or what ends in the exchange itself.
 MEETING = {
     "gather": "driftscope.hooks.headpass:Heads.gather",
+    "param_norm local": "driftscope.hooks.deep:DeepWindow.local",
     "pack": "driftscope.hooks.together:pack_blocks",
     "agree": "driftscope.hooks.together:Together.agree",
     "exchange": "driftscope.hooks.ranks:Ranks.exchange",
@@ -29,7 +30,7 @@ MEETING = {
 NOT_ON_RANK_1 = {
     # rank 0 does these for all
     "console", "drift", "rules", "records", "journal", "metrics", "report", "run_info spec", "capsule save", "merged",
-    "profile", "capsule", "capsule begin", "run_info",
+    "profile", "capsule", "capsule begin", "run_info", "param_norm close",
 }  # fmt: skip
 ALONE = {"attach", "agree", "exchange", "begin_step", "finish_step", "connect", "window"}
 """Failures after which the ranks go on without each other's figures."""
