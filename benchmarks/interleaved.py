@@ -1,100 +1,179 @@
-"""What attached steps cost, step against step: one run, with Driftscope awake on every other pair of steps.
+"""Awake and asleep steps side by side: Driftscope attached to one run, put to sleep and woken from step to step.
 
-Blocks of detached and attached steps (benchmarks/overhead.py) differ by more than the cost that is sought, since
-clocks and memory drift between them. Here neighbours are compared: two steps awake, two asleep, the first of each pair
-left out. Completions have the same length in every step, so that all do the same work.
+Blocks of detached and attached steps differ by more than the cost that is sought, since clocks and memory drift
+between them. Here each awake step is set against the asleep steps next to it:
 
-Use: python benchmarks/interleaved.py [--out FILE] [--steps N] [--tier light|spectrum] [the options of overhead.py]
+    asleep asleep awake | asleep asleep awake | ...    (paired.py; the light tier: asleep awake | asleep awake | ...)
+
+Asleep means that every attribute which ``attach`` has put on the trainer is taken off again, and its callback too.
 """
 
 from __future__ import annotations
 
-import random
-import statistics
-import sys
-import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from paired import Plan, Step
+from training import now
 from transformers import TrainerCallback
 
 import driftscope
 
-sys.path.insert(0, str(Path(__file__).parent))
-from overhead import build, now, options, tell
+ALWAYS: dict[
+    str, dict[str, int]
+] = {  # settings under which every awake step is of the tier, as at the default cadence
+    "light": {"spectrum_every": 0, "deep_every": 0},
+    "spectrum": {"spectrum_every": 1, "deep_every": 0, "spectrum_micro_batches": 1},
+    "deep": {"spectrum_every": 1, "deep_every": 1},
+}
+ABSENT = object()
 
-PERIOD, WARM = 2, 8
+
+class Switch:
+    """Attaches Driftscope so that every awake step is of one tier, and wakes it or puts it to sleep."""
+
+    def __init__(self, trainer: Any, run_dir: Path, tier: str) -> None:
+        owners = (trainer, trainer.accelerator)
+        before = [dict(vars(owner)) for owner in owners]
+        self.trainer = trainer
+        self.scope = driftscope.attach(trainer, run_dir, console=False, report=False, max_overhead=0.0, **ALWAYS[tier])
+        self.callback = self.scope.callback
+        self._put = [
+            (owner, name, was.get(name, ABSENT), put)
+            for owner, was in zip(owners, before, strict=True)
+            for name, put in vars(owner).items()
+            if was.get(name, ABSENT) is not put
+        ]
+        self.is_awake = True
+
+    def turn(self, awake: bool) -> None:
+        """Wake it, or put it to sleep."""
+        if awake == self.is_awake:
+            return
+        self.is_awake = awake
+        callbacks = self.trainer.callback_handler.callbacks
+        if awake:
+            callbacks.append(self.callback)
+        else:
+            callbacks.remove(self.callback)
+        for owner, name, was, put in self._put:
+            value = put if awake else was
+            if value is ABSENT:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+    def close(self) -> dict[str, str]:
+        """Detach; returns the stages that failed, with the reason."""
+        self.turn(True)
+        self.scope.detach()
+        return dict(self.scope.guard.off)
 
 
-class Switch(TrainerCallback):
-    """Wakes a scope for two steps, lets it sleep for two, and times each step with the device idle at both ends."""
+class Peak:
+    """The highest device memory since ``start``, whoever resets the counter in between (the deep tier does)."""
 
-    def __init__(self, scope: Any) -> None:
-        self.scope = scope
-        self.rows: list[tuple[bool, int, float]] = []
-        self._begun: tuple[bool, int, float] | None = None
-        for owner, name in ((scope, "_training_step"), (scope, "_compute_loss"), (scope, "begin_window"),
-                            (scope, "end_window")):  # fmt: skip
-            self._asleep(owner, name)
-        self.awake = True
+    def __init__(self) -> None:
+        self._seen, self._real = 0, torch.cuda.reset_peak_memory_stats
+        self.on = torch.cuda.is_available()
 
-    def _asleep(self, owner: Any, name: str) -> None:
-        awake = getattr(owner, name)
-        bare = owner._originals.get(name.removeprefix("_"))
+    def __enter__(self) -> Peak:
+        if self.on:
+            torch.cuda.reset_peak_memory_stats = self._reset
+        return self
 
-        def call(*args: Any, **kwargs: Any) -> Any:
-            if self.awake:
-                return awake(*args, **kwargs)
-            return bare(*args, **kwargs) if bare is not None else None
+    def __exit__(self, *_: object) -> None:
+        torch.cuda.reset_peak_memory_stats = self._real
 
-        setattr(owner, name, call)
-        if bare is not None:
-            setattr(owner.trainer, name.removeprefix("_"), call)
+    def _reset(self, *args: Any, **kwargs: Any) -> None:
+        self._seen = max(self._seen, torch.cuda.max_memory_allocated())
+        self._real(*args, **kwargs)
+
+    def start(self) -> None:
+        """Count from here."""
+        if self.on:
+            self._real()
+            self._seen = 0
+
+    def read(self) -> int | None:
+        """Bytes."""
+        return max(self._seen, torch.cuda.max_memory_allocated()) if self.on else None
+
+
+class Stopwatch(TrainerCallback):
+    """Times each step with the device idle at both ends; what the callbacks do at a step's end is in it."""
+
+    def __init__(self, switch: Switch, plan: Plan, seconds: float, peak: Peak) -> None:
+        self.switch, self.plan, self.seconds, self.peak = switch, plan, seconds, peak
+        self.rows: list[Step] = []
+        self._open: tuple[int, bool, int | None] | None = None
+        self._begun = 0.0
+        self._started: float | None = None
+        self._stop = False
 
     def on_step_begin(self, _: Any, state: Any, __: Any, **___: Any) -> None:
         at = now()
-        if self._begun is not None:
-            awake, step, begun = self._begun
-            self.rows.append((awake, step, (at - begun) * 1e3))
-        self.awake = (state.global_step // PERIOD) % 2 == 0
-        self._begun = (self.awake, state.global_step, at)
+        if self._open is not None:
+            index, awake, held = self._open
+            self.rows.append(Step(index, awake, (at - self._begun) * 1e3, self.peak.read(), held))
+        self._started = at if self._started is None else self._started
+        self._stop = self._late(at - self._started, state.global_step)
+        awake = self.plan.awake(state.global_step)
+        self.switch.turn(awake)
+        self.peak.start()
+        self._open = (state.global_step, awake, torch.cuda.memory_allocated() if self.peak.on else None)
+        self._begun = now()
+
+    def on_step_end(self, _: Any, __: Any, control: Any, **___: Any) -> None:
+        control.should_training_stop = control.should_training_stop or self._stop
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        self.switch.turn(True)
+
+    def _late(self, spent: float, index: int) -> bool:
+        """Whether the time is up after complete cycles."""
+        return agreed(spent > self.seconds and self.plan.complete(index))
 
 
-def main() -> None:
-    """Train once and print the medians and the median difference of neighbours with its interval."""
-    parser = options(__doc__)
-    parser.add_argument("--steps", type=int, default=120)
-    parser.add_argument("--tier", choices=["light", "spectrum"], default="light")
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        trainer, _ = build(args, directory)
-        trainer._generate_single_turn = lambda prompt_ids, *_, **__: (
-            [[(7 * i + 11 * k) % 500 for k in range(args.tokens)] for i in range(len(prompt_ids))],
-            None,
-        )
-        trainer.args.max_steps = args.steps
-        scope = driftscope.attach(trainer, Path(directory) / "run", console=False, report=False, deep_every=0,
-                                  spectrum_every=int(args.tier == "spectrum"))  # fmt: skip
-        switch = Switch(scope)
-        trainer.callback_handler.callbacks.insert(0, switch)
-        trainer.train()
-        off = dict(scope.guard.off)
-    rows = [r for r in switch.rows if r[1] >= WARM and r[1] % PERIOD == PERIOD - 1]
-    awake = {step: ms for on, step, ms in rows if on}
-    asleep = {step: ms for on, step, ms in rows if not on}
-    pairs = [awake[s] / asleep[s + PERIOD] - 1 for s in awake if s + PERIOD in asleep]
-    pairs += [awake[s] / asleep[s - PERIOD] - 1 for s in awake if s - PERIOD in asleep]
-    chance = random.Random(0)
-    draws = sorted(statistics.median(chance.choices(pairs, k=len(pairs))) for _ in range(2000))
-    found = {
-        "median_step_ms": {"awake": statistics.median(awake.values()), "asleep": statistics.median(asleep.values())},
-        "pairs": len(pairs),
-        "overhead": statistics.median(pairs),
-        "overhead_95": [draws[50], draws[1949]],
-        "off": off,
-    }
-    tell(args, found)
+def agreed(answer: bool) -> bool:
+    """Rank 0's answer, on every rank."""
+    if not (dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1):
+        return answer
+    told = torch.tensor([float(answer)], device="cuda" if dist.get_backend() == "nccl" else "cpu")
+    dist.broadcast(told, 0)
+    return bool(told.item())
 
 
-if __name__ == "__main__":
-    main()
+@dataclass(frozen=True)
+class Run:
+    """What one tier's run gave."""
+
+    rows: list[Step]
+    plan: Plan
+    own_ms: dict[int, float]  # by step index: what Driftscope itself recorded
+    off: dict[str, str]
+    live: str  # path that trains
+
+
+def alternate(trainer: Any, run_dir: Path, tier: str, plan: Plan, seconds: float) -> Run:
+    """Train once, awake and asleep in turn, for ``seconds`` at most (two cycles are always completed)."""
+    switch = Switch(trainer, run_dir, tier)
+    trainer.args.max_steps = plan.steps
+    off: dict[str, str] = {}
+    with Peak() as peak:
+        watch = Stopwatch(switch, plan, seconds, peak)
+        trainer.callback_handler.callbacks.insert(0, watch)
+        try:
+            trainer.train()
+        finally:
+            trainer.callback_handler.callbacks.remove(watch)
+            off = switch.close()
+    own: dict[int, float] = {}
+    if trainer.accelerator.is_main_process:
+        for record in driftscope.read_run(run_dir).steps:
+            own[record.step - 1] = own.get(record.step - 1, 0.0) + record.overhead_ms
+    live = switch.scope.probe.live if switch.scope.probe is not None else "unknown"
+    return Run(watch.rows, plan, own, off, live)

@@ -1,201 +1,182 @@
-"""What Driftscope costs: step time and peak memory of a real GRPOTrainer, detached and attached, in one run.
+"""What Driftscope costs: step time and peak memory of a real GRPOTrainer, awake and asleep side by side in one run.
 
-The model is random with the shape of Qwen2-0.5B. Completions are random tokens: no time is spent on generation, so the
-shares are upper bounds. Blocks of detached and attached steps alternate; each tier is timed on its own.
-
-Use: python benchmarks/overhead.py [--out FILE] [--layers N] [--tokens T] [--blocks N] [--cpu]
+One case:    python benchmarks/overhead.py [--out FILE] [--tiers deep spectrum light] [options of the case]
+A list:      python benchmarks/overhead.py --sweep one --out FILE          (one GPU, about 6 minutes on an H200)
+             torchrun --nproc-per-node 2 benchmarks/overhead.py --sweep several --out FILE       (about 4 minutes)
+By stage:    python benchmarks/overhead.py --profile [--tiers spectrum]
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import logging
-import platform
+import gc
+import os
 import statistics
 import sys
 import tempfile
 import time
-import warnings
-from importlib.metadata import version
+import traceback
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).parent))
 import torch
-from datasets import Dataset
-from transformers import PrinterCallback, Qwen2Config, Qwen2ForCausalLM, TrainerCallback
-from trl import GRPOConfig, GRPOTrainer
+from accelerate.state import AcceleratorState
+from interleaved import Run, agreed, alternate
+from paired import TIERS, Plan, compare, composed
+from training import build, is_main, options, shape, tell, write
 
-import driftscope
-from driftscope.config import DriftscopeConfig
-from driftscope.hooks.tiny import tiny_tokenizer
+PLANS = {"light": Plan(2, 60, cycle=2), "spectrum": Plan(2, 20), "deep": Plan(1, 6)}
 
-STEPS, DEEP_STEPS = 12, 5  # of a block; the first two warm up
-SPECTRUM_EVERY = DriftscopeConfig.spectrum_every  # the shares are weighed by the default cadence
-DEEP_EVERY = DriftscopeConfig.deep_every
-TIERS = ("light", "spectrum", "deep")
+Case = dict[str, Any]
+SWEEPS: dict[str, list[Case]] = {
+    # tiers and seconds a tier; everything else are options of the case
+    "one": [
+        {"name": "0.5b", "seconds": 25},
+        {"name": "0.5b LoRA", "lora": True, "seconds": 12},
+        {"name": "0.5b, 256 tokens", "tokens": 256, "tiers": ["spectrum"], "seconds": 8},
+        {"name": "0.5b, 4096 tokens", "tokens": 4096, "batch": 2, "tiers": ["spectrum"], "seconds": 12},
+        {"name": "0.5b, vocabulary 32000", "vocabulary": 32000, "tiers": ["spectrum"], "seconds": 8},
+        {"name": "1.5b", "shape": "1.5b", "seconds": 16},
+        {"name": "3b", "shape": "3b", "tiers": ["deep", "spectrum"], "seconds": 20},
+    ],
+    "several": [
+        {"name": "0.5b DDP", "seconds": 16},
+        {"name": "1.5b FSDP2", "shape": "1.5b", "fsdp2": True, "seconds": 18},
+        {"name": "0.5b DDP LoRA", "lora": True, "tiers": ["deep", "spectrum"], "seconds": 10},
+    ],
+    "tiny": [
+        {"name": "tiny", "shape": "tiny"},
+        {"name": "tiny LoRA", "shape": "tiny", "lora": True},
+        {"name": "tiny, vocabulary 2000", "shape": "tiny", "vocabulary": 2000, "tiers": ["spectrum"]},
+    ],
+}
 
 
-class Clock(TrainerCallback):
-    """Wall time from the begin of an optimizer step to the begin of the next, the device idle at both ends.
+def measure(args: argparse.Namespace) -> dict[str, Any]:
+    """One case: every tier in its own run of the same trainer, deep steps first, as in a run's first step."""
+    with tempfile.TemporaryDirectory() as directory:
+        trainer, _ = build(args, directory, even=True)
+        trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+        found = {}
+        for tier in sorted(args.tiers, key=TIERS.index, reverse=True):
+            plan = replace(PLANS[tier], cycles=args.cycles or PLANS[tier].cycles)
+            run = alternate(trainer, Path(directory) / tier, tier, plan, args.seconds)
+            found[tier] = figures(run)
+            if is_main():
+                told = found[tier]["overhead"]
+                print(f"  {tier}: {told['median']:+.2%} [{told['low']:+.2%}, {told['high']:+.2%}] of "
+                      f"{found[tier]['median_step_ms']['asleep']:.0f} ms", file=sys.stderr, flush=True)  # fmt: skip
+        live = run.live
+    return {"live": live, "trainable_parameters": trainable, "model": shape(args), "tiers": found,
+            "composed": composed(found)}  # fmt: skip
 
-    So what callbacks do at a step's end is in it. The last step of a block has no next one and is left out.
+
+def figures(run: Run) -> dict[str, Any]:
+    """One tier's figures: against the asleep neighbours, and by Driftscope's own account."""
+    out = compare(run.rows, run.plan)
+    awake = {row.index: row for row in run.rows if row.awake}
+    asleep_ms = out["median_step_ms"]["asleep"]
+    own = [run.own_ms[i] for i in awake if i >= run.plan.first and i in run.own_ms]
+    return out | {
+        "first_ms": awake[min(awake)].ms - asleep_ms,  # what the first awake step cost, compilation and all
+        "recorded_ms": statistics.median(own) if own else None,
+        "off": run.off,
+    }
+
+
+def sweep(args: argparse.Namespace, cases: list[Case]) -> dict[str, Any]:
+    """Every case; one that fails is recorded as failed, and one that would begin too late as left out.
+
+    With several processes a case goes on only if it fails on all of them, as for want of memory; else they wait.
     """
-
-    def __init__(self) -> None:
-        self.ms: list[float] = []
-        self._begun: float | None = None
-        self.lengths = torch.Generator()  # of the completions: seeded anew, so that every block does the same work
-
-    def on_step_begin(self, *_: Any, **__: Any) -> None:
-        begun, self._begun = self._begun, now()
-        if begun is not None:
-            self.ms.append((self._begun - begun) * 1e3)
-
-    def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._begun = None
-
-
-def now() -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-    return time.perf_counter()
+    begun, done = time.perf_counter(), {}
+    for case in cases:
+        name, changes = case["name"], {k: v for k, v in case.items() if k != "name"}
+        if is_main():
+            print(f"{name} ({time.perf_counter() - begun:.0f} s)", file=sys.stderr, flush=True)
+        if agreed(time.perf_counter() - begun > 60 * args.minutes):
+            done[name] = {"left_out": f"the {args.minutes:g} minutes of the sweep were over"}
+            continue
+        started = time.perf_counter()
+        done[name] = attempt(argparse.Namespace(**{**vars(args), **changes}))
+        done[name] |= {"case": changes, "took_s": round(time.perf_counter() - started, 1)}
+        write(args, {"cases": done})
+    return {"cases": done}
 
 
-def build(args: argparse.Namespace, directory: str) -> tuple[Any, Clock]:
-    """A trainer whose completions are random tokens of uneven length."""
-    torch.manual_seed(0)
-    config = Qwen2Config(
-        vocab_size=args.vocabulary, hidden_size=args.hidden, intermediate_size=args.hidden * 38 // 7,
-        num_hidden_layers=args.layers, num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True,
-        pad_token_id=505, eos_token_id=506, bos_token_id=None, max_position_embeddings=8192,
-    )  # fmt: skip
-    model = Qwen2ForCausalLM(config).to(torch.bfloat16 if not args.cpu else torch.float32)
-    settings = GRPOConfig(
-        output_dir=directory, max_steps=STEPS, per_device_train_batch_size=args.batch, num_generations=args.batch,
-        gradient_accumulation_steps=args.accumulation, max_completion_length=args.tokens, bf16=not args.cpu,
-        use_cpu=args.cpu, report_to=[], save_strategy="no", disable_tqdm=True, logging_steps=1, learning_rate=1e-6,
-        gradient_checkpointing=True, gradient_checkpointing_kwargs={"use_reentrant": False},
-    )  # fmt: skip
-    clock = Clock()
-    trainer = GRPOTrainer(
-        model=model,
-        reward_funcs=lambda completions, **_: [float(len(c) % 7) for c in completions],
-        args=settings,
-        train_dataset=Dataset.from_dict({"prompt": [f"w{i} w{i + 1} w{i + 2}" for i in range(400)]}),
-        processing_class=tiny_tokenizer(),
-        callbacks=[clock],
-    )
-    trainer.remove_callback(PrinterCallback)
-    generator = torch.Generator()
-    clock.lengths = generator
-
-    def random_completions(prompt_ids: list[list[int]], *_: Any, **__: Any) -> tuple[list[list[int]], None]:
-        lengths = torch.randint(args.tokens // 2, args.tokens + 1, (len(prompt_ids),), generator=generator)
-        return [torch.randint(0, 500, (int(n),), generator=generator).tolist() for n in lengths], None
-
-    trainer._generate_single_turn = random_completions
-    return trainer, clock
+def attempt(args: argparse.Namespace) -> dict[str, Any]:
+    """A case's figures, or how it failed; either way the device is free again afterwards."""
+    try:
+        return measure(args)
+    except Exception as error:  # noqa: BLE001 - out of memory, above all: the sweep goes on
+        lines = traceback.format_exception(error, limit=-4)
+        if is_main():
+            print("".join(lines), file=sys.stderr, flush=True)
+        return {"failed": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+    finally:
+        release()
 
 
-def block(trainer: Any, clock: Clock, tier: str | None) -> dict[str, Any]:
-    """Train one block; ``tier`` is what every attached step measures, ``None`` is detached."""
-    every = {
-        None: None,
-        "light": {"spectrum_every": 0, "deep_every": 0},
-        "spectrum": {"spectrum_every": 1, "deep_every": 0},
-        "deep": {"spectrum_every": 1, "deep_every": 1},
-    }[tier]
-    clock.ms.clear()
-    clock.lengths.manual_seed(0)
+def release() -> None:
+    """Forget the case's trainer: its memory, and the accelerate settings that it left in the process."""
+    gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-    with tempfile.TemporaryDirectory() as run_dir:
-        scope = (
-            driftscope.attach(trainer, run_dir, console=False, report=False, **every) if every is not None else None
-        )
-        trainer.args.max_steps = STEPS if tier != "deep" else DEEP_STEPS
-        trainer.train()
-        off = dict(scope.guard.off) if scope is not None else {}
-        own_ms = 0.0
-        if scope is not None:
-            scope.detach()
-            records = driftscope.read_run(Path(run_dir)).steps
-            own_ms = sum(r.overhead_ms for r in records if r.step > 2) / (trainer.args.max_steps - 2)
-    peak = torch.cuda.max_memory_allocated() if torch.cuda.is_available() else None
-    print(f"{tier or 'detached'}: {statistics.median(clock.ms[2:]):.0f} ms a step", file=sys.stderr, flush=True)
-    return {"tier": tier or "detached", "ms": clock.ms[2:], "peak_bytes": peak, "own_ms": own_ms, "off": off}
+    AcceleratorState._reset_state()
+    for name in [n for n in os.environ if n.startswith("FSDP_") or n == "ACCELERATE_USE_FSDP"]:
+        del os.environ[name]
 
 
-def summarise(blocks: list[dict[str, Any]]) -> dict[str, Any]:
-    """Step times by tier, their ratio to the same step detached (median), and the share at the default cadence."""
-    tiers = {b["tier"] for b in blocks}
-    ms = {t: statistics.median(x for b in blocks if b["tier"] == t for x in b["ms"]) for t in tiers}
-    bare = [
-        statistics.median(step) for step in zip(*(b["ms"] for b in blocks if b["tier"] == "detached"), strict=True)
-    ]
-    each = {
-        t: statistics.median(x / bare[i] for b in blocks if b["tier"] == t for i, x in enumerate(b["ms"])) - 1
-        for t in tiers - {"detached"}
-    }
-    own = {t: statistics.median(b["own_ms"] for b in blocks if b["tier"] == t) for t in each}
-    peaks = {t: max(b["peak_bytes"] or 0 for b in blocks if b["tier"] == t) for t in tiers}
-    weights = {"deep": 1 / DEEP_EVERY, "spectrum": 1 / SPECTRUM_EVERY - 1 / DEEP_EVERY}
-    weights["light"] = 1 - sum(weights.values())
-    return {
-        "median_step_ms": ms,
-        "overhead_by_tier": each,
-        "detached_blocks_ms": [statistics.median(b["ms"]) for b in blocks if b["tier"] == "detached"],
-        "overhead_at_default_cadence": sum(weights[t] * each[t] for t in each),
-        "recorded_overhead_ms": own,
-        "recorded_overhead_at_default_cadence": sum(weights[t] * own[t] for t in own) / ms["detached"],
-        "extra_peak_bytes": {t: peaks[t] - peaks["detached"] for t in each},
-        "off": [b["off"] for b in blocks if b["off"]],
-    }
+def profiles(args: argparse.Namespace) -> dict[str, Any]:
+    """One analysed step of each tier by stage."""
+    from stages import profiled, table
+
+    found = {}
+    for tier in args.tiers:
+        with tempfile.TemporaryDirectory() as directory:
+            trainer, _ = build(args, directory, even=True)
+            found[tier] = profiled(trainer, Path(directory) / "run", tier, args.rounds)
+        if is_main():
+            print(f"{tier}\n{table(found[tier])}", file=sys.stderr, flush=True)
+        del trainer
+        release()
+    return {"profiles": found}
 
 
-def options(doc: str | None) -> argparse.ArgumentParser:
-    """The options that the overhead benchmarks share: Qwen2-0.5B's shape by default."""
-    parser = argparse.ArgumentParser(description=(doc or "").splitlines()[0])
-    parser.add_argument("--out", type=Path)
-    for name, default in (("layers", 24), ("hidden", 896), ("vocabulary", 151936), ("tokens", 1024), ("batch", 8)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    parser.add_argument("--accumulation", type=int, default=4)
-    parser.add_argument("--cpu", action="store_true")
-    warnings.filterwarnings("ignore")
-    logging.disable(logging.WARNING)
-    return parser
-
-
-def tell(args: argparse.Namespace, found: dict[str, Any]) -> None:
-    """Print a result with device, versions and settings, and write it where it was asked for."""
-    result = {
-        "device": torch.cuda.get_device_name() if torch.cuda.is_available() and not args.cpu else platform.machine(),
-        "versions": {n: version(n) for n in ("torch", "trl", "transformers", "liger-kernel")},
-        "settings": {k: v for k, v in vars(args).items() if k != "out"},
-        **found,
-    }
-    text = json.dumps(result, indent=2)
-    if args.out is not None:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(text + "\n")
-    print(text)
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    """The command line."""
+    parser = options(__doc__)
+    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
+    parser.add_argument(
+        "--cycles", type=int, help="most awake steps of a tier (default: light 60, spectrum 20, deep 6)"
+    )
+    parser.add_argument("--seconds", type=float, default=30.0, help="of a tier's run, at most (a sweep has its own)")
+    parser.add_argument("--sweep", choices=list(SWEEPS), help="go through a list of cases")
+    parser.add_argument("--cases", nargs="+", metavar="NAME", help="of the sweep, only these")
+    parser.add_argument("--minutes", type=float, default=5.0, help="after which a sweep begins no further case")
+    parser.add_argument("--profile", action="store_true", help="where an analysed step's time goes, by stage")
+    parser.add_argument("--rounds", type=int, default=4, help="timed steps of the profile")
+    args = parser.parse_args(argv)
+    known = [case["name"] for case in SWEEPS.get(args.sweep or "", [])]
+    if args.cases and not set(args.cases) <= set(known):
+        parser.error(f"--cases {args.cases}: the sweep has {known}")
+    return args
 
 
 def main() -> None:
-    """Train blocks of detached and attached steps in turn, and print the shares."""
-    parser = options(__doc__)
-    parser.add_argument("--blocks", type=int, default=2)
-    parser.add_argument("--tiers", nargs="+", choices=TIERS, default=list(TIERS))
-    args = parser.parse_args()
-    with tempfile.TemporaryDirectory() as directory:
-        trainer, clock = build(args, directory)
-        block(trainer, clock, None)  # warm up
-        order = [step for tier in args.tiers for step in (None, tier)]
-        blocks = [block(trainer, clock, tier) for _ in range(args.blocks) for tier in order]
-    parameters = sum(p.numel() for p in trainer.model.parameters())
-    tell(args, {"parameters": parameters, **summarise(blocks)})
+    """Measure what the command line asks for."""
+    args = arguments()
+    if args.profile:
+        found = profiles(args)
+    elif args.sweep:
+        found = sweep(args, [c for c in SWEEPS[args.sweep] if not args.cases or c["name"] in args.cases])
+    else:
+        found = measure(args)
+    tell(args, found)
+    if torch.distributed.is_initialized():
+        torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
 """What the watch over the sampling engine costs: mismatch figures, canary with noise floor, drift detectors.
 
-The trainer is that of benchmarks/overhead.py (Qwen2-0.5B's shape, random completions, no generation). The engine is
+The trainer is that of benchmarks/training.py (Qwen2.5-0.5B's shape, random completions, no generation). The engine is
 faked at the trainer's own batch: its log-probs are the trainer's plus noise of bfloat16's size. With ``--unexplained``
 that noise is tenfold from the second step on, so that the canary looks into every module: its most expensive case.
 Each part is timed on its own, the device idle at both ends, and set against the detached step.
 
-Use: python benchmarks/sampling.py [--out FILE] [--steps N] [--unexplained] [the options of overhead.py]
+Use: python benchmarks/sampling.py [--out FILE] [--steps N] [--unexplained] [the options of training.py]
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import driftscope
 from driftscope.config import DriftscopeConfig
 
 sys.path.insert(0, str(Path(__file__).parent))
-from overhead import build, now, options, tell
+from training import build, now, options, tell
 
 NOISE = 0.02
 WARM = 2
@@ -89,7 +89,8 @@ def main() -> None:
         scope.detach()
         looks = [r.canary for r in driftscope.read_run(Path(directory) / "run").steps if r.canary is not None]
     ms = {name: statistics.median(values[WARM:]) for name, values in parts.items() if len(values) > WARM}
-    calls = {"mismatch": args.accumulation / DriftscopeConfig.spectrum_every, "drift": 1.0}
+    measured = DriftscopeConfig().micro_batches or args.accumulation  # of a spectrum step
+    calls = {"mismatch": measured / DriftscopeConfig.spectrum_every, "drift": 1.0}
     calls["canary"] = 1.0 / DriftscopeConfig.spectrum_every
     found = {
         "detached_step_ms": detached,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from driftscope.dashboards.figures.canary import STYLES
-from driftscope.dashboards.series import finite, middle
+from driftscope.dashboards.series import finite, getter, middle, whole_of
 from driftscope.dashboards.tables import Table
 from driftscope.dashboards.wording import UNAVAILABLE, clean, count, number, percent, step_span, weights_label
 from driftscope.mismatch.formulas import FORMULAS
 from driftscope.mismatch.model import Mismatch
+from driftscope.reading.events import Limits
 from driftscope.records import CanaryRecord, StepRecord, ViolationRecord
 
 SHOWN_LOOKS = 8
@@ -36,11 +37,13 @@ def figure_table(steps: Sequence[StepRecord]) -> Table | None:
     known = [s for s in steps if s.mismatch is not None]
     if not known or (last := known[-1].mismatch) is None:
         return None
+    whole = whole_of(steps)
+    records = len(known) if whole is None else whole.whole.mismatches
     rows = []
     for figure in FIGURES:
         if figure.startswith("applied.") and not _applied(figure, last):
             continue
-        value = middle(known, lambda s, f=figure: s.mismatch.get(f) if s.mismatch else None)  # type: ignore[misc]
+        value = middle(steps, getter(f"mismatch.{figure}"))
         latest = finite(last.get(figure))
         if figure in _ONLY_IF_ANY and not value and not latest:
             continue
@@ -52,7 +55,7 @@ def figure_table(steps: Sequence[StepRecord]) -> Table | None:
             [figure, _value(value, unit), _value(latest, unit), unit, "; ".join(names) or UNAVAILABLE, meaning]
         )
     caption = (
-        f"The mismatch in figures: medians over {count(len(known), 'micro-batch', 'micro-batches')}, and the last "
+        f"The mismatch in figures: medians over {count(records, 'micro-batch', 'micro-batches')}, and the last "
         f"(step {known[-1].step}); d = log p of the trainer minus log p of the engine, w = exp(d)"
     )
     columns = ["Figure", "Median", "Last", "Unit", "Logged elsewhere as", "Formula"]
@@ -61,19 +64,20 @@ def figure_table(steps: Sequence[StepRecord]) -> Table | None:
 
 def limit_table(steps: Sequence[StepRecord]) -> Table | None:
     """The limits of the threshold profile that the mismatch crossed: how often, and the furthest value."""
-    found: dict[str, list[tuple[StepRecord, ViolationRecord]]] = {}
-    for record in steps:
-        for crossed in record.violations:
-            found.setdefault(crossed.limit, []).append((record, crossed))
-    if not found:
+    whole = whole_of(steps)
+    limits = Limits() if whole is None else whole.whole.limits
+    if whole is None:
+        for record in steps:
+            limits.add({"step": record.step, "violations": [v.model_dump() for v in record.violations]})
+    if not limits.rows:
         return None
-    measured = sum(s.mismatch is not None for s in steps)
+    measured = sum(s.mismatch is not None for s in steps) if whole is None else whole.whole.mismatches
     rows = []
-    for limit, seen in found.items():
-        worst = max((v for _, v in seen), key=lambda v: abs(v.value - v.allowed))
+    for limit, seen in limits.rows.items():
+        worst = ViolationRecord.model_validate(seen.worst)
         cells = [number(v, 4) for v in (worst.value, worst.allowed, worst.nominal)]
-        when = step_span(s.step for s, _ in seen)
-        rows.append([clean(limit), clean(worst.figure), *cells, f"{len(seen):,}", when, clean(worst.source)])
+        when = step_span((seen.first, seen.last))
+        rows.append([clean(limit), clean(worst.figure), *cells, f"{seen.seen:,}", when, clean(worst.source)])
     columns = ["Limit", "Figure", "Furthest", "Allowed", "Profile's limit", "Times", "When", "Source"]
     caption = (
         f"Limits of the threshold profile that were crossed, in {count(measured, 'micro-batch', 'micro-batches')}"
@@ -117,7 +121,9 @@ def canary_table(steps: Sequence[StepRecord]) -> Table | None:
         "Step", "Engine agrees with", *(f"To {weights_label(n)}" for n in weights), "Log ratio", "Unexplained",
         "Noise floor", *(["bfloat16 noise"] if coarse else []), "Tokens", "Remark",
     ]  # fmt: skip
-    left = f"; {len(chosen)} of {count(len(looks), 'look')}" if len(chosen) < len(looks) else ""
+    whole = whole_of(steps)
+    total = len(looks) if whole is None else whole.whole.engine.looks
+    left = f"; {len(chosen)} of {count(total, 'look')}" if len(chosen) < total else ""
     caption = f"What the canary saw: nats a token (root mean square){left}"
     return Table(caption, columns, rows, {0, *range(2, len(columns) - 1)})
 

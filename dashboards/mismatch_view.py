@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from driftscope._verdict_engine import canary_words, gather_engine, sampling_line
 from driftscope.dashboards import figures, mismatch_tables
-from driftscope.dashboards.series import why_unavailable
+from driftscope.dashboards.series import whole_of, why_unavailable
 from driftscope.dashboards.tables import Table
 from driftscope.dashboards.wording import clean
 from driftscope.records import AlertRecord, StepRecord
@@ -68,7 +68,9 @@ def _there(steps: Sequence[StepRecord], group: Sequence[tuple[figures.Panel, str
 
 
 def _sentences(steps: Sequence[StepRecord]) -> list[str]:
-    engine, line = gather_engine(steps), sampling_line(steps)
+    whole = whole_of(steps)
+    engine = gather_engine(steps) if whole is None else whole.whole.engine.engine()
+    line = sampling_line(engine)
     if engine is None:
         return []
     return [clean(canary_words(engine)), *([clean(f"At the last look: {line}.")] if line else [])]

@@ -23,6 +23,7 @@ from driftscope.dashboards.wording import clean
 
 if TYPE_CHECKING:
     from driftscope.journal import Run
+    from driftscope.reading.summary import Summary
     from driftscope.verdict import Verdict
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,18 +36,21 @@ def render(run_dir: Path, out: Path | None = None) -> Path:
 
     Raises ``RecordError`` for records that cannot be read, ``RunDirectoryError`` where the report cannot be written.
     """
-    from driftscope.journal import read_run
+    from driftscope.reading import read_any
     from driftscope.verdict import judge
 
     run_dir = Path(run_dir)
-    run = read_run(run_dir)
+    run = read_any(run_dir)
     home = run_dir.parent if run_dir.is_file() else run_dir  # the records file itself may be named
     target = Path(out) if out is not None else home / REPORT_NAME
     return write_page(render_html(run, judge(run)), target, "out")
 
 
-def render_html(run: Run, verdict: Verdict) -> str:
-    """The report of ``run`` as one HTML page; a pure function of its arguments."""
+def render_html(run: Run | Summary, verdict: Verdict) -> str:
+    """The report of ``run`` as one HTML page; a pure function of its arguments.
+
+    A ``Summary`` stands for a run of any size: the lines are thinned, with every extreme and alarm kept.
+    """
     plotly_js, page_js = _plotly_js(), (TEMPLATES / "report.js").read_text(encoding="utf-8")
     hashes = " ".join(f"'{_csp_hash(code)}'" for code in (plotly_js, page_js))
     template = _environment().get_template("report.html.j2")

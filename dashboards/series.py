@@ -1,4 +1,8 @@
-"""Records turned into lines: micro-batches gathered by optimizer step, long runs thinned without losing an extreme."""
+"""Records turned into lines: micro-batches gathered by optimizer step, long runs thinned without losing an extreme.
+
+Of a run that is too long to be held, ``Thinned`` stands for the list of its records: it is the list of those that are
+shown, and knows the figures of all.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,13 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import median
+from typing import TYPE_CHECKING, Any
 
 from driftscope.records import StepRecord
+
+if TYPE_CHECKING:
+    from driftscope.reading.digest import Digest
+    from driftscope.reading.summary import Summary
 
 POINT_LIMIT = 800
 Getter = Callable[[StepRecord], float | None]
@@ -19,6 +28,73 @@ def finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
+@dataclass(frozen=True)
+class Field:
+    """A getter for one figure of a record, by the names that lead to it; ``None`` where one of them is missing."""
+
+    parts: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """The path of the figure, under which ``Summary.figures`` has it."""
+        return ".".join(self.parts)
+
+    def __call__(self, record: StepRecord) -> float | None:
+        value: Any = record
+        for part in self.parts:
+            value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+            if value is None:
+                return None
+        return value  # type: ignore[no-any-return]
+
+
+def getter(*parts: str) -> Field:
+    """A getter for a figure: ``getter("gap", "cosine")``, or in short ``getter("gap.cosine")``."""
+    return Field(tuple(parts) if len(parts) > 1 else tuple(parts[0].split(".")))
+
+
+class Thinned(list[StepRecord]):
+    """The records of a long run that are shown. Medians, extremes and sums of a ``Field`` are those of all records."""
+
+    def __init__(self, summary: Summary) -> None:
+        super().__init__(summary.kept())
+        self.summary = summary
+
+    @property
+    def complete(self) -> bool:
+        """Whether no record is left out."""
+        return len(self) == self.summary.records
+
+
+def whole_of(steps: Sequence[StepRecord]) -> Summary | None:
+    """The run that ``steps`` stand for, where they are not all of its records."""
+    return steps.summary if isinstance(steps, Thinned) else None
+
+
+def _digest(steps: object, get: Getter) -> Digest | None:
+    """The figures of the whole run, where ``steps`` stand for one and ``get`` is a ``Field``."""
+    if not isinstance(steps, Thinned) or not isinstance(get, Field):
+        return None
+    from driftscope.reading.digest import Digest
+
+    return steps.summary.figures.get(get.name) or Digest()
+
+
+def extremes(steps: Sequence[StepRecord], get: Getter) -> tuple[float, float] | None:
+    """Lowest and highest value of ``get``; None where no record has a value."""
+    digest = _digest(steps, get)
+    if digest is not None:
+        return digest.extremes()
+    found = values(steps, get)
+    return (min(found), max(found)) if found else None
+
+
+def total(steps: Sequence[StepRecord], get: Getter) -> float:
+    """Sum of the values of ``get``."""
+    digest = _digest(steps, get)
+    return sum(values(steps, get)) if digest is None else digest.total
+
+
 def values(steps: Iterable[StepRecord], get: Getter) -> list[float]:
     """The finite values of ``get`` over ``steps``."""
     found = (finite(get(s)) for s in steps)
@@ -27,6 +103,9 @@ def values(steps: Iterable[StepRecord], get: Getter) -> list[float]:
 
 def middle(steps: Iterable[StepRecord], get: Getter) -> float | None:
     """The median of ``get`` over ``steps``; None where no record has a value."""
+    digest = _digest(steps, get)
+    if digest is not None:
+        return digest.median()
     found = values(steps, get)
     return median(found) if found else None
 
@@ -75,6 +154,8 @@ def by_step(steps: Sequence[StepRecord], get: Getter, *, log: bool = False) -> L
             dropped += 1
         elif value is not None:
             bucket.append(value)
+    if log and (digest := _digest(steps, get)) is not None:
+        dropped = digest.not_positive
     line = Line(x=[], mid=[], low=[], high=[], dropped=dropped)
     for step in sorted(groups):
         found = groups[step]
@@ -146,14 +227,9 @@ def paths_in(steps: Iterable[StepRecord]) -> list[str]:
     return ordered_paths(name for s in steps for name in s.paths)
 
 
-def path_value(name: str, field: str) -> Getter:
-    """A getter for one field of one path: None where the path is absent."""
-
-    def get(record: StepRecord) -> float | None:
-        path = record.paths.get(name)
-        return None if path is None else getattr(path, field)
-
-    return get
+def path_value(name: str, figure: str) -> Getter:
+    """A getter for one figure of one path: None where the path is absent."""
+    return Field(("paths", name, figure))
 
 
 def pair(steps: Sequence[StepRecord]) -> tuple[str, str]:

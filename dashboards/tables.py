@@ -7,8 +7,17 @@ from dataclasses import dataclass, field
 
 from driftscope.dashboards.figures.causes import CauseSummary
 from driftscope.dashboards.figures.ratio_time import ratio_value
-from driftscope.dashboards.series import middle, path_value, paths_in
-from driftscope.dashboards.wording import PATH_ORDER, UNAVAILABLE, clean, factor, number, path_label, percent
+from driftscope.dashboards.series import extremes, getter, middle, path_value, paths_in, whole_of
+from driftscope.dashboards.wording import (
+    PATH_ORDER,
+    UNAVAILABLE,
+    clean,
+    factor,
+    number,
+    ordered_paths,
+    path_label,
+    percent,
+)
 from driftscope.records import RatioStats, StepRecord
 
 WINDOWS = 3
@@ -26,11 +35,17 @@ class Table:
 
 def path_table(steps: Sequence[StepRecord]) -> Table | None:
     """Every loss path in a row: medians over the micro-batches of the run."""
-    live = {s.live for s in steps}
+    whole = whole_of(steps)
+    live = {s.live for s in steps} if whole is None else whole.whole.live
     rows = []
-    for path in paths_in(steps):
-        notes = [n for s in steps if (p := s.paths.get(path)) is not None and (n := p.note)]
-        sources = sorted({s.paths[path].source.replace("_", " ") for s in steps if path in s.paths})
+    for path in paths_in(steps) if whole is None else ordered_paths(whole.whole.paths):
+        if whole is None:
+            notes = [n for s in steps if (p := s.paths.get(path)) is not None and (n := p.note)]
+            known = {str(s.paths[path].source) for s in steps if path in s.paths}
+        else:
+            known = whole.whole.paths[path].sources
+            notes = [n] if (n := whole.whole.paths[path].note) else []
+        sources = sorted(source.replace("_", " ") for source in known)
         rows.append(
             [
                 path_label(path) + (", trains" if path in live else ""),
@@ -54,21 +69,22 @@ def path_table(steps: Sequence[StepRecord]) -> Table | None:
 def cost_table(steps: Sequence[StepRecord]) -> Table | None:
     """What each path's head and loss cost on the run's own batches, and whether the path is right."""
     deep = [s for s in steps if s.profile]
+    whole = whole_of(steps)
     rows = []
     for path in (p for p in PATH_ORDER if any(p in s.profile for s in deep)):
         costs = [s.profile[path] for s in deep if path in s.profile]
-        times = sorted(c.time_ms for c in costs if c.time_ms is not None)
-        peaks = [c.peak_bytes for c in costs if c.peak_bytes is not None]
         error = middle(steps, path_value(path, "coef_error"))
-        trains = any(s.live == path for s in deep)
+        trains = any(s.live == path for s in deep) if whole is None else whole.whole.paths[path].trains_deep
+        note = next((c.note for c in costs if c.note), "") if whole is None else whole.whole.paths[path].cost_note
+        peaks = extremes(steps, getter("profile", path, "peak_bytes"))
         rows.append(
             [
                 path_label(path) + (", trains" if trains else ""),
-                number(times[len(times) // 2]) if times else UNAVAILABLE,
-                f"{max(peaks) / 2**30:.2f} GiB" if peaks else UNAVAILABLE,
+                number(middle(steps, getter("profile", path, "time_ms"))),
+                f"{peaks[1] / 2**30:.2f} GiB" if peaks is not None else UNAVAILABLE,
                 number(error),
                 UNAVAILABLE if error is None else "yes" if error <= _right_within(steps) else "no",
-                clean(next((c.note for c in costs if c.note), "")),
+                clean(note or ""),
             ]
         )
     if not rows:
@@ -80,8 +96,8 @@ def cost_table(steps: Sequence[StepRecord]) -> Table | None:
 
 def _right_within(steps: Sequence[StepRecord]) -> float:
     """The relative error that rounding alone may make in this run: four times the measured noise floor."""
-    floors = [s.gap.noise_floor for s in steps if s.gap is not None and s.gap.noise_floor is not None]
-    return max(1e-4, 4 * max(floors, default=0.0))
+    floors = extremes(steps, getter("gap.noise_floor"))
+    return max(1e-4, 4 * floors[1] if floors is not None else 0.0)
 
 
 def cause_table(rows: Sequence[CauseSummary]) -> Table | None:

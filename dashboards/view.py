@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -11,7 +10,9 @@ from driftscope.dashboards import figures, tables
 from driftscope.dashboards.figures.ratio_time import ratio_value
 from driftscope.dashboards.glossary import GLOSSARY
 from driftscope.dashboards.mismatch_view import drift_section
-from driftscope.dashboards.series import finite, middle, pair, values
+from driftscope.dashboards.process_view import budget_tile, processes_section
+from driftscope.dashboards.series import Thinned, extremes, finite, getter, middle, pair, total, whole_of
+from driftscope.dashboards.tiles import Tile
 from driftscope.dashboards.wording import (
     UNAVAILABLE,
     clean,
@@ -24,10 +25,14 @@ from driftscope.dashboards.wording import (
     step_span,
     utc,
 )
-from driftscope.records import SEVERITIES, AlertRecord, RunInfo, StepRecord
+from driftscope.reading.alerts import Alerts, RuleTally
+from driftscope.reading.columns import STRETCHES
+from driftscope.reading.events import Troubles
+from driftscope.records import SEVERITIES, RunInfo, StepRecord
 
 if TYPE_CHECKING:
     from driftscope.journal import Run
+    from driftscope.reading.summary import Summary
     from driftscope.verdict import Verdict
 
 LEVEL_WORDS = {
@@ -37,16 +42,6 @@ LEVEL_WORDS = {
     "critical": "Critical",
     "unavailable": "No verdict",
 }
-SHOWN_PER_RULE = 6
-
-
-@dataclass(frozen=True)
-class Tile:
-    """One number at a glance."""
-
-    label: str
-    value: str
-    hint: str
 
 
 @dataclass(frozen=True)
@@ -63,8 +58,9 @@ class RuleGroup:
     omitted: int
 
 
-def build(run: Run, verdict: Verdict) -> dict[str, Any]:
-    """The whole context of the template, a pure function of its arguments."""
+def build(run: Run | Summary, verdict: Verdict) -> dict[str, Any]:
+    """The whole context of the template, a pure function of its arguments (and of the file that a summary is of)."""
+    run = shown(run)
     steps = run.steps
     settings = run.info.settings if run.info else {}
     return {
@@ -72,6 +68,7 @@ def build(run: Run, verdict: Verdict) -> dict[str, Any]:
         "verdict": verdict,
         "level_words": LEVEL_WORDS.get(verdict.level, verdict.level),
         "subtitle": _subtitle(run),
+        "thinned": thinned_words(steps),
         "tiles": tiles(steps),
         "panels": panels(steps, settings),
         "drift": drift_section(steps, run.alerts),
@@ -81,6 +78,8 @@ def build(run: Run, verdict: Verdict) -> dict[str, Any]:
         "ratio_table": tables.ratio_table(steps),
         "ratio_causes_table": tables.ratio_causes_table(steps),
         "ledger_table": tables.ledger_table(steps),
+        "processes": processes_section(steps),
+        "alarms": alarms_panel(steps),
         "rules": rule_groups(run, verdict),
         "refused": [{k: clean(v) for k, v in r.items()} for r in run.info.refused] if run.info else [],
         "setups": setups(run.info),
@@ -89,16 +88,44 @@ def build(run: Run, verdict: Verdict) -> dict[str, Any]:
     }
 
 
+def shown(run: Run | Summary) -> Run:
+    """A run as the report shows it: itself, or the kept records of one that was only summed up."""
+    from driftscope.journal import Run
+
+    if isinstance(run, Run):
+        return run
+    return Run(run.info, Thinned(run), run.kept_alerts(), run.notes, run.problems)
+
+
+def thinned_words(steps: Sequence[StepRecord]) -> str | None:
+    """What is not drawn of a long run, or ``None`` where everything is."""
+    whole = whole_of(steps)
+    if whole is None or len(steps) >= whole.records:
+        return None
+    return (
+        f"A long run: the lines are drawn through {len(steps):,} of its {count(whole.records, 'record')}. Of every "
+        f"line the lowest and the highest value of each of {STRETCHES} stretches of the run are among them, and the "
+        "first and last alerts of every rule; every alert is counted below. Counts, extremes and sums are of all "
+        "records; so are medians, within 0.05%."
+    )
+
+
+def alarms_panel(steps: Sequence[StepRecord]) -> figures.Panel | None:
+    """The alerts of a long run by rule over time; a short one shows them one by one."""
+    whole = whole_of(steps)
+    return figures.alarms(whole.alerts) if whole is not None and len(steps) < whole.records else None
+
+
 def _subtitle(run: Run) -> str:
     parts = []
     if run.info:
         parts += [f"Run {clean(run.info.run_id)}", f"started {utc(run.info.created)}"]
         parts.append({"running": "still running", "failed": "failed"}.get(run.info.status, run.info.status))
     if run.steps:
-        measured = len({s.step for s in run.steps})
-        parts.append(
-            f"{count(measured, 'step')} and {count(len(run.steps), 'micro-batch', 'micro-batches')} on record"
-        )
+        whole = whole_of(run.steps)
+        measured, records = (len({s.step for s in run.steps}), len(run.steps)) if whole is None else (
+            whole.steps, whole.records)  # fmt: skip
+        parts.append(f"{count(measured, 'step')} and {count(records, 'micro-batch', 'micro-batches')} on record")
     else:
         parts.append("no step on record")
     return " · ".join(parts)
@@ -122,19 +149,21 @@ def _threshold(value: object, default: float) -> float:
 def tiles(steps: Sequence[StepRecord]) -> list[Tile]:
     """The run in five numbers; a dash and the reason where one could not be had."""
     candidate, reference = (path_label(p) for p in pair(steps))
-    ratios = values(steps, lambda s: s.gap.grad_norm_ratio if s.gap else None)
-    span = f", {number(min(ratios))} to {factor(max(ratios))}" if ratios else ""
-    spent = sum(values(steps, lambda s: s.overhead_ms if s.step_ms is not None else None))
-    whole = sum(values(steps, lambda s: s.step_ms))
+    ratios = extremes(steps, getter("gap.grad_norm_ratio"))
+    span = f", {number(ratios[0])} to {factor(ratios[1])}" if ratios is not None else ""
+    timed = (lambda s: s.overhead_ms if s.step_ms is not None else None) if whole_of(steps) is None else getter(
+        "overhead_ms")  # fmt: skip
+    spent, whole = total(steps, timed), total(steps, getter("step_ms"))
     applied = middle(steps, ratio_value("applied", "mean"))
     return [
-        Tile("Gap in gradient norm", factor(middle(steps, lambda s: s.gap.grad_norm_ratio if s.gap else None)),
+        Tile("Gap in gradient norm", factor(middle(steps, getter("gap.grad_norm_ratio"))),
              f"{candidate} / {reference}; median{span}" if ratios else "no two paths were compared"),
         Tile("Importance sampling ratio", number(applied),
              "mean as applied; 1 is agreement" if applied is not None else "no ratio on record"),
-        Tile("Gradient norm reported", number(middle(steps, lambda s: s.live_grad_norm)), "by the trainer, all "
+        Tile("Gradient norm reported", number(middle(steps, getter("live_grad_norm"))), "by the trainer, all "
         "parameters; median"),
-        Tile("Residual", number(middle(steps, lambda s: s.residual)), "of the live gradient; median"),
+        Tile("Residual", number(middle(steps, getter("residual"))), "of the live gradient; median"),
+        *budget_tile(steps),
         Tile("Driftscope's cost", percent(spent / whole) if whole > 0 else UNAVAILABLE,
              "of step time, on the micro-batches it analysed" if whole > 0 else "no step time on record"),
     ]  # fmt: skip
@@ -142,10 +171,15 @@ def tiles(steps: Sequence[StepRecord]) -> list[Tile]:
 
 def rule_groups(run: Run, verdict: Verdict) -> list[RuleGroup]:
     """Alerts by rule, the most severe first; findings of the verdict that have no alert of their own included."""
-    grouped: dict[str, list[AlertRecord]] = defaultdict(list)
-    for alert in run.alerts:
-        grouped[alert.rule].append(alert)
-    groups = [_group(rule, alerts) for rule, alerts in grouped.items()]
+    whole = whole_of(run.steps)
+    if whole is None:
+        alerts = Alerts()
+        for alert in run.alerts:
+            alerts.add(alert)
+    else:
+        alerts = whole.alerts
+    grouped = alerts.rules
+    groups = [_group(rule, tally) for rule, tally in grouped.items()]
     for f in verdict.findings:
         if f.rule not in grouped:
             when = f"{count(f.count, 'time')}, first at step {f.first_step}"
@@ -158,25 +192,17 @@ def rule_groups(run: Run, verdict: Verdict) -> list[RuleGroup]:
     return sorted(groups, key=lambda g: (-SEVERITIES.index(g.severity), g.rule))
 
 
-def _group(rule: str, alerts: list[AlertRecord]) -> RuleGroup:
-    worst = max(alerts, key=lambda a: (SEVERITIES.index(a.severity), a.step))
-    shown = (
-        alerts if len(alerts) <= SHOWN_PER_RULE else [*alerts[: SHOWN_PER_RULE // 2], *alerts[-SHOWN_PER_RULE // 2 :]]
-    )
-    when = f"{count(len(alerts), 'alert')}, {step_span(a.step for a in alerts)}"
-    examples: list[tuple[str, str, str]] = [
-        (a.severity, f"step {a.step}" + (f", rank {a.rank}" if a.rank else ""), clean(a.evidence)) for a in shown
+def _group(rule: str, tally: RuleTally) -> RuleGroup:
+    worst, examples = tally.last_worst, tally.shown()
+    when = f"{count(tally.count, 'alert')}, {step_span((tally.first_step, tally.last_step))}"
+    rows: list[tuple[str, str, str]] = [
+        (a["severity"], f"step {a['step']}" + (f", rank {a['rank']}" if a.get("rank") else ""), clean(a["evidence"]))
+        for a in examples
     ]
     return RuleGroup(
-        clean(rule),
-        worst.severity,
-        clean(worst.title),
-        when,
-        clean(worst.remedy),
-        rule_page(rule),
-        examples,
-        len(alerts) - len(shown),
-    )
+        clean(rule), worst["severity"], clean(worst["title"]), when, clean(worst["remedy"]), rule_page(rule), rows,
+        tally.count - len(examples),
+    )  # fmt: skip
 
 
 def setups(info: RunInfo | None) -> list[tuple[str, list[tuple[str, str]]]]:
@@ -201,16 +227,19 @@ def setups(info: RunInfo | None) -> list[tuple[str, list[tuple[str, str]]]]:
 
 def troubles(run: Run) -> list[tuple[str, str, str]]:
     """What Driftscope could not do or see, gathered: (where, what, when)."""
-    seen: dict[tuple[str, str], list[int]] = defaultdict(list)
+    whole = whole_of(run.steps)
+    found = Troubles()
     for note in run.notes:
-        seen[clean(note.stage), clean(note.message)].append(note.step)
-    for record in run.steps:
-        for signal in sorted(record.unavailable):
-            seen[clean(signal), "Unavailable: " + clean(record.unavailable[signal])].append(record.step)
-        for name in record.nonfinite:
-            seen[clean(name), "Not a finite number (NaN or infinite)."].append(record.step)
+        found.add(note.stage, note.message, note.step)
+    if whole is not None:
+        found.merge(whole.whole.troubles)
+    for record in run.steps if whole is None else ():
+        found.add_record(record.unavailable, record.nonfinite, record.step)
     rows = [("records", clean(problem), "") for problem in run.problems]
+    if found.left_out:
+        rows.append(("records", f"{count(found.left_out, 'further sort')} of trouble not listed.", ""))
     return rows + [
-        (where, what, f"{count(len(when), 'time')}, {step_span(when)}" if len(when) > 1 else step_span(when))
-        for (where, what), when in seen.items()
+        (clean(where), clean(what), f"{count(times, 'time')}, {span}" if times > 1 else span)
+        for (where, what), (times, first, last) in found.seen.items()
+        for span in [step_span((first, last))]
     ]

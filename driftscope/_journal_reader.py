@@ -18,6 +18,8 @@ RECORDS_NAME = "records.jsonl"
 INFO_NAME = "run.json"
 MAX_LINE_BYTES = 16 * 2**20
 MAX_NAMED_LINES = 10
+MAX_KINDS = 20
+MANY_KINDS = "(further ones)"
 
 Record = StepRecord | AlertRecord | NoteRecord
 _KINDS: dict[str, type[StepRecord | AlertRecord | NoteRecord]] = {
@@ -59,19 +61,19 @@ def iter_records(path: Path, problems: list[str] | None = None) -> Iterator[Reco
     Raises ``RecordError`` for a file that is missing, unreadable, empty, foreign or of an unknown schema version.
     """
     path = records_path(path)
-    skipped = _Skipped()
+    skipped = Skipped()
     found = False
     try:
         with path.open("rb") as stream:
             for number, line, complete in _lines(stream):
                 try:
-                    record = _parse(line, path, number)
-                except _UnknownKindError as error:
-                    skipped.unknown.setdefault(str(error), []).append(number)
+                    record = parse_line(line, path, number)
+                except UnknownKindError as error:
+                    skipped.name_unknown(str(error), number)
                     continue
                 except (ValueError, ValidationError, RecursionError):
                     if complete:
-                        skipped.damaged.append(number)
+                        skipped.name_damaged(number)
                     else:
                         skipped.torn = number
                     continue
@@ -82,7 +84,7 @@ def iter_records(path: Path, problems: list[str] | None = None) -> Iterator[Reco
         why = error.strerror or str(error)
         raise RecordError(f"{path} cannot be read ({why}). Check the path and its permissions.") from error
     if not found and not skipped.unknown:
-        raise RecordError(_nothing_readable(path, size, skipped))
+        raise RecordError(nothing_readable(path, size, skipped))
     if problems is not None:
         problems.extend(skipped.describe())
 
@@ -91,7 +93,7 @@ def read_run(path: Path) -> Run:
     """Read a whole run from its directory or its records file. Raises ``RecordError`` as ``iter_records`` does."""
     file = records_path(path)
     problems: list[str] = []
-    info = _read_info(file.with_name(INFO_NAME), problems)
+    info = read_info(file.with_name(INFO_NAME), problems)
     run = Run(info=info, steps=[], alerts=[], notes=[], problems=problems)
     for record in iter_records(file, problems):
         if isinstance(record, StepRecord):
@@ -103,20 +105,58 @@ def read_run(path: Path) -> Run:
     return run
 
 
-class _UnknownKindError(Exception):
+class UnknownKindError(Exception):
     """A line of a kind that this version does not know."""
 
 
 @dataclass
-class _Skipped:
-    damaged: list[int] = field(default_factory=list)
-    unknown: dict[str, list[int]] = field(default_factory=dict)
+class Numbered:
+    """Lines of one sort: how many, and the numbers of the first ones."""
+
+    count: int = 0
+    first: list[int] = field(default_factory=list)
+
+    def add(self, number: int) -> None:
+        """Take in a line."""
+        self.count += 1
+        if len(self.first) < MAX_NAMED_LINES:
+            self.first.append(number)
+
+    def merge(self, other: Numbered, lines: int) -> None:
+        """Take in those of a later part of the file, which has ``lines`` lines before it."""
+        self.count += other.count
+        self.first = (self.first + [number + lines for number in other.first])[:MAX_NAMED_LINES]
+
+
+@dataclass
+class Skipped:
+    """The lines that could not be read, by number from 1."""
+
+    damaged: Numbered = field(default_factory=Numbered)
+    unknown: dict[str, Numbered] = field(default_factory=dict)
     torn: int | None = None
+
+    def name_damaged(self, number: int) -> None:
+        """Take in a line that is no record."""
+        self.damaged.add(number)
+
+    def name_unknown(self, kind: str, number: int) -> None:
+        """Take in a line of a kind that this version does not know."""
+        if kind not in self.unknown and len(self.unknown) >= MAX_KINDS:
+            kind = MANY_KINDS
+        self.unknown.setdefault(kind, Numbered()).add(number)
+
+    def merge(self, other: Skipped, lines: int) -> None:
+        """Take in a later part of the file, which has ``lines`` lines before it."""
+        self.damaged.merge(other.damaged, lines)
+        for kind, numbers in other.unknown.items():
+            self.unknown.setdefault(kind, Numbered()).merge(numbers, lines)
+        self.torn = other.torn + lines if other.torn is not None else self.torn
 
     def describe(self) -> list[str]:
         """One sentence for each sort of line that was skipped."""
         out = []
-        if self.damaged:
+        if self.damaged.count:
             out.append(f"{_count(self.damaged, 'damaged line')} skipped ({_named(self.damaged)}).")
         for kind, numbers in self.unknown.items():
             out.append(f"{_count(numbers, 'line')} of unknown kind {kind} ignored ({_named(numbers)}).")
@@ -125,23 +165,24 @@ class _Skipped:
         return out
 
 
-def _count(numbers: list[int], noun: str) -> str:
-    return f"{len(numbers)} {noun}{'' if len(numbers) == 1 else 's'}"
+def _count(lines: Numbered, noun: str) -> str:
+    return f"{lines.count} {noun}{'' if lines.count == 1 else 's'}"
 
 
-def _named(numbers: list[int]) -> str:
-    shown = ", ".join(str(n) for n in numbers[:MAX_NAMED_LINES])
-    more = len(numbers) - MAX_NAMED_LINES
-    return f"line{'' if len(numbers) == 1 else 's'} {shown}" + (f" and {more} more" if more > 0 else "")
+def _named(lines: Numbered) -> str:
+    shown = ", ".join(str(n) for n in lines.first)
+    more = lines.count - len(lines.first)
+    return f"line{'' if lines.count == 1 else 's'} {shown}" + (f" and {more} more" if more > 0 else "")
 
 
-def _nothing_readable(path: Path, size: int, skipped: _Skipped) -> str:
+def nothing_readable(path: Path, size: int, skipped: Skipped) -> str:
+    """Why a file without a single record is refused."""
     if size == 0:
         return f"{path} is empty: no record was written yet. Wait for the run's first analysed step, or run it again."
-    if skipped.torn is not None and not skipped.damaged:
+    if skipped.torn is not None and not skipped.damaged.count:
         return f"{path} holds no complete record. Wait for the run's first analysed step, or run it again."
     return (
-        f"{path} is not a Driftscope records file: none of its {len(skipped.damaged)} lines is a record. "
+        f"{path} is not a Driftscope records file: none of its {skipped.damaged.count} lines is a record. "
         f"Give a run directory or its {RECORDS_NAME}."
     )
 
@@ -158,15 +199,15 @@ def _lines(stream: BinaryIO) -> Iterator[tuple[int, bytes, bool]]:
             yield number, line, complete
 
 
-def _parse(line: bytes, path: Path, number: int) -> Record:
-    """One record. Raises ``ValueError`` for a damaged line, ``_UnknownKindError``, ``RecordError`` for the schema."""
+def parse_line(line: bytes, path: Path, number: int) -> Record:
+    """One record. Raises ``ValueError`` for a damaged line, ``UnknownKindError``, ``RecordError`` for the schema."""
     data = json.loads(line)
     if not isinstance(data, dict) or not isinstance(data.get("kind"), str):
         raise ValueError("no record")
     _check_schema(data, path, f"line {number}")
     model = _KINDS.get(data["kind"])
     if model is None:
-        raise _UnknownKindError(repr(data["kind"])[:40])
+        raise UnknownKindError(repr(data["kind"])[:40])
     data, nonfinite = to_jsonable(data)
     if model is StepRecord:
         named = data.get("nonfinite")
@@ -186,7 +227,8 @@ def _check_schema(data: dict[str, Any], path: Path, where: str) -> None:
         )
 
 
-def _read_info(path: Path, problems: list[str]) -> RunInfo | None:
+def read_info(path: Path, problems: list[str]) -> RunInfo | None:
+    """run.json, or ``None`` and a sentence in ``problems``. Raises ``RecordError`` for an unknown schema version."""
     try:
         data = json.loads(path.read_bytes())
         if not isinstance(data, dict):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 from driftscope._text import percent, printable, sig
 from driftscope.records import CanaryRecord, StepRecord
@@ -52,28 +53,71 @@ class Engine:
         return max(order, key=lambda i: (self.named.get(i, 0), -order.index(i))) if order else None
 
 
+@dataclass
+class EngineTally:
+    """The looks of the canary so far, from records as plain JSON objects in file order."""
+
+    looks: int = 0
+    last: dict[str, Any] | None = None
+    named: Counter[str] = field(default_factory=Counter)
+    first: dict[str, int] = field(default_factory=dict)
+    off: int = 0
+    first_off: int | None = None
+    worst: dict[str, Any] | None = None
+    """The canary of the latest look at which the engine did not agree with the current weights."""
+
+    def add(self, record: dict[str, Any]) -> None:
+        """Take in one record, if the canary looked at it."""
+        look = record.get("canary")
+        if look is None:
+            return
+        self.looks += 1
+        self.last = {name: record.get(name) for name in _LOOKED_AT}
+        causes = (record.get("is_ratio") or {}).get("causes") or ()
+        for cause in sorted({c["id"] for c in causes}):
+            self.named[cause] += 1
+            self.first.setdefault(cause, record["step"])
+        if look.get("agrees_with", "current") != "current":
+            self.off += 1
+            self.first_off = record["step"] if self.first_off is None else self.first_off
+            self.worst = look
+
+    def merge(self, other: EngineTally) -> None:
+        """Take in a later part of the run."""
+        self.looks += other.looks
+        self.last = other.last or self.last
+        self.named.update(other.named)
+        self.first = other.first | self.first
+        self.off += other.off
+        self.first_off = other.first_off if self.first_off is None else self.first_off
+        self.worst = other.worst or self.worst
+
+    def engine(self) -> Engine | None:
+        """What the looks have in common, or ``None`` where the canary never looked."""
+        if self.last is None:
+            return None
+        last = StepRecord.model_validate(self.last)
+        worst = CanaryRecord.model_validate(self.worst) if self.worst is not None else last.canary
+        return Engine(
+            looks=self.looks, last=last, named=dict(self.named), first=dict(self.first), off=self.off,
+            first_off=self.first_off, worst=worst or CanaryRecord(),
+        )  # fmt: skip
+
+
+_LOOKED_AT = ("step", "micro_step", "live", "is_ratio", "canary")
+
+
 def gather_engine(steps: Iterable[StepRecord]) -> Engine | None:
     """The looks of a run, or ``None`` where the canary never looked."""
-    looks = [s for s in steps if s.canary is not None]
-    if not looks or looks[-1].canary is None:
-        return None
-    named: Counter[str] = Counter()
-    first: dict[str, int] = {}
-    for record in looks:
-        for cause in {c.id for c in record.is_ratio.causes} if record.is_ratio is not None else ():
-            named[cause] += 1
-            first.setdefault(cause, record.step)
-    off = [s for s in looks if s.canary is not None and s.canary.agrees_with != "current"]
-    return Engine(
-        looks=len(looks), last=looks[-1], named=dict(named), first=first, off=len(off),
-        first_off=off[0].step if off else None,
-        worst=(off or looks)[-1].canary or looks[-1].canary,
-    )  # fmt: skip
+    tally = EngineTally()
+    for record in steps:
+        if record.canary is not None:
+            tally.add(record.model_dump(by_alias=True, warnings=False, include=set(_LOOKED_AT)))
+    return tally.engine()
 
 
-def sampling_line(steps: Iterable[StepRecord]) -> str | None:
+def sampling_line(engine: Engine | None) -> str | None:
     """One line of cause from the latest look: ``IS ratio 0.0049: truncated sampling 100%, engine noise 0%``."""
-    engine = gather_engine(steps)
     if engine is None or engine.last.is_ratio is None:
         return None
     parts = shares(engine.last)

@@ -9,19 +9,16 @@ gap whatever the order. What the changes do not explain is kept apart.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import combinations
 
-import torch
-from torch import Tensor
-
-from driftscope.algebra import coefficients
-from driftscope.batch import Coefficients, TokenBatch
 from driftscope.errors import UsageError
 from driftscope.explanation import Explanation
+from driftscope.scene import PathCoefs, Scene
 from driftscope.spec import LossSpec, Normalizer
-from driftscope.spectrum import Spectrum
+
+__all__ = ["Change", "Identified", "PathCoefs", "Scene", "attribute", "identify", "possible_changes"]
 
 _TOKEN_SUMS: tuple[Normalizer, ...] = (
     "micro_batch_over_ranks",
@@ -42,85 +39,6 @@ class Change:
 
     def apply(self, spec: LossSpec) -> LossSpec:
         return spec.replace(**dict(self.fields)) if self.fields else spec
-
-
-@dataclass(frozen=True)
-class PathCoefs:
-    """A path's coefficients on the scene's rows, in the directions of one head."""
-
-    head: str
-    c_N: Tensor
-    e_N: Tensor | None = None
-    measured_norm: float | None = None  # the norm of the measured gradient, where there is one
-
-
-@dataclass
-class Scene:
-    """One micro-batch for attribution: a batch per head (their log-probs differ), and the shared head pass.
-
-    rows_BT: bool, the positions that the head pass covered, N in all.
-    """
-
-    batches: dict[str, TokenBatch]
-    spectrum: Spectrum
-    rows_BT: Tensor
-    _cache: dict[Hashable, Coefficients] = field(default_factory=dict)
-
-    def coefficients(self, spec: LossSpec, head: str) -> Coefficients:
-        """float64 loss and coefficients of a spec on this head's log-probs, cached."""
-        key = (spec, head)
-        if key not in self._cache:
-            self._cache[key] = coefficients(spec, self.batches[head], torch.float64)
-        return self._cache[key]
-
-    def path(self, spec: LossSpec, head: str) -> PathCoefs:
-        """The coefficients of a spec, on the rows of the head pass."""
-        made = self.coefficients(spec, head)
-        return self.at_rows(made, head)
-
-    def at_rows(self, made: Coefficients, head: str) -> PathCoefs:
-        """Coefficients (B, T) as those of a path on the rows of the head pass."""
-        e_BT = made.entropies_BT
-        return PathCoefs(
-            head, made.logps_BT[self.rows_BT].double(), None if e_BT is None else e_BT[self.rows_BT].double()
-        )
-
-    def norm(self, path: PathCoefs) -> float:
-        """Hidden gradient norm of a path."""
-        if path.measured_norm is not None:
-            return path.measured_norm
-        return self.spectrum.norm(path.head, path.c_N, path.e_N)
-
-    def distance(self, path: PathCoefs, other: PathCoefs) -> float:
-        """Relative distance |path - other| / |other| of two hidden gradients; ``inf`` where only one is zero."""
-        a, b = self._inner(path, path), self._inner(other, other)
-        square = a + b - 2 * self._inner(path, other)
-        if path.head == other.head:  # exact where the two are nearly equal
-            e = None if path.e_N is None and other.e_N is None else _minus(path.e_N, other.e_N)
-            square = float(self.spectrum.squared_N(path.head, path.c_N - other.c_N, e).sum())
-        if b <= 0:
-            return 0.0 if a <= 0 else math.inf
-        return math.sqrt(max(square, 0.0) / b)
-
-    def cosine(self, path: PathCoefs, other: PathCoefs) -> float | None:
-        """Cosine of two hidden gradients, or ``None`` where one is zero."""
-        scale = math.sqrt(self._inner(path, path) * self._inner(other, other))
-        return max(-1.0, min(1.0, self._inner(path, other) / scale)) if scale > 0 else None
-
-    def _inner(self, path: PathCoefs, other: PathCoefs) -> float:
-        if path.head == other.head:
-            v = self.spectrum.views[path.head]
-            total = path.c_N * other.c_N * v.uu_N
-            if v.ww_N is not None and v.uw_N is not None:
-                a = path.e_N if path.e_N is not None else torch.zeros_like(path.c_N)
-                b = other.e_N if other.e_N is not None else torch.zeros_like(other.c_N)
-                total = total + a * b * v.ww_N + (path.c_N * b + a * other.c_N) * v.uw_N
-            return float(total.sum())
-        pair = (path.head, other.head)
-        cross = self.spectrum.cross_N.get(pair)
-        if cross is None:
-            cross = self.spectrum.cross_N[(pair[1], pair[0])]
-        return float((path.c_N * other.c_N * cross).sum())
 
 
 @dataclass(frozen=True)
@@ -164,21 +82,36 @@ def identify(
     """The spec nearest to ``path`` among those that drop terms of ``base``: fewest changes first.
 
     tolerance: relative error at which a spec counts as the path's own. ``head_cause``: cause id of another head.
+    Errors are read from the device together, as far as no further coefficients need computing.
     """
     fixed = () if path.head == base_head else (Change(head_cause or "logit_transform", head=path.head),)
     best: Identified | None = None
+    waiting: list[tuple[LossSpec, tuple[Change, ...], PathCoefs]] = []
+
+    def look() -> bool:
+        """Judge what is waiting, in order; whether one is the path's own."""
+        nonlocal best
+        errors = scene.distances([made for _, _, made in waiting], path) if waiting else []
+        for (spec, chosen, _), error in zip(waiting, errors, strict=True):
+            if best is None or error < best.error / 2:  # one more change must at least halve what is left
+                best = Identified(spec, path.head, (*chosen, *fixed), error)
+            if best.error <= tolerance:
+                return True
+        waiting.clear()
+        return False
+
     for chosen in _choices(possible_changes(base)):
         spec = base
         for change in chosen:
             spec = change.apply(spec)
+        if not scene.is_cheap(spec, path.head) and look():
+            break
         try:
-            error = scene.distance(scene.path(spec, path.head), path)
+            waiting.append((spec, chosen, scene.path(spec, path.head)))
         except UsageError:  # a spec whose inputs this batch lacks is no candidate
             continue
-        if best is None or error < best.error / 2:  # one more change must at least halve what is left
-            best = Identified(spec, path.head, (*chosen, *fixed), error)
-        if best.error <= tolerance:
-            break
+    else:
+        look()
     return best or Identified(base, path.head, fixed, math.inf)
 
 
@@ -198,17 +131,17 @@ def attribute(
     """What the changes of ``found`` make of the base spec, and what they leave of the gap to ``path``."""
     by_id = {change.cause: change for change in found.changes}
 
-    def square(coalition: frozenset[str]) -> float:
+    def changed(coalition: frozenset[str]) -> PathCoefs:
         spec, head = base, base_head
         for cause in sorted(coalition):
             spec, head = by_id[cause].apply(spec), by_id[cause].head or head
-        return scene.norm(scene.path(spec, head)) ** 2
+        return scene.path(spec, head)
 
     subsets = [frozenset(c) for size in range(len(by_id) + 1) for c in combinations(by_id, size)]
-    actual = scene.norm(path) ** 2
+    actual, *squares = scene.squares([path, *(changed(chosen) for chosen in subsets)])
     return Explanation(
         details={cause: _say(change) for cause, change in by_id.items()},
-        squares={chosen: square(chosen) for chosen in subsets},
+        squares=dict(zip(subsets, squares, strict=True)),
         actual=actual,
         left=found.error**2 * actual if math.isfinite(found.error) else math.inf,
         tolerance=tolerance,
@@ -219,10 +152,3 @@ def _say(change: Change) -> str:
     if change.head is not None:
         return "log-probs come from lm_head.weight alone, without what the model does to its logits"
     return ", ".join(f"{name}={value!r}" for name, value in change.fields)
-
-
-def _minus(a: Tensor | None, b: Tensor | None) -> Tensor:
-    if a is None:
-        assert b is not None
-        return -b
-    return a if b is None else a - b

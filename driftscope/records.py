@@ -209,6 +209,11 @@ class BiasRecord(_Model):
     size: Estimate = Field(description="norm of the expected relative difference (bias)")
     noise: float | None = Field(None, description="root mean square of one step's relative difference")
     score: float | None = Field(None, description="squared bias in its standard errors under no bias at all")
+    along: Estimate | None = Field(
+        None, description="mean part along the live gradient: -0.01 where what was accumulated is 1% too short"
+    )
+    module: str | None = Field(None, description="module with the largest part of the squared bias")
+    along_module: str | None = Field(None, description="module with the largest part of ``along``")
 
 
 class GradientRecord(_Model):
@@ -257,7 +262,7 @@ class RanksRecord(_Model):
     missing: list[int] = Field(default_factory=list, description="ranks whose measurement is not in this record")
     slowest: int | None = Field(None, description="rank with the longest own time in the step")
     slowest_ms: float | None = Field(None, description="its own time, waiting for other ranks left out")
-    median_ms: float | None = Field(None, description="median of the ranks' own times")
+    median_ms: float | None = Field(None, description="median of the other ranks' own times")
     disagree: dict[str, list[int]] = Field(
         default_factory=dict, description="what should be the same on all ranks -> ranks on which it is not"
     )

@@ -37,6 +37,14 @@ DEFAULT_NORMALIZER: dict[str, Normalizer] = {
     "luspo": "sequence_sum",
 }
 
+# Read once: a spec is made in every micro-batch, and many in a search.
+_CHOICES: dict[str, tuple[Any, ...]] = {
+    "loss_type": get_args(LossType),
+    "importance_sampling_level": get_args(Level),
+    "is_mode": get_args(IsMode),
+    "normalizer": (None, *get_args(Normalizer)),
+}
+
 
 @dataclass(frozen=True, kw_only=True)
 class LossSpec:
@@ -84,13 +92,7 @@ class LossSpec:
     head_adapter: bool = False
 
     def __post_init__(self) -> None:
-        choices: dict[str, tuple[Any, ...]] = {
-            "loss_type": get_args(LossType),
-            "importance_sampling_level": get_args(Level),
-            "is_mode": get_args(IsMode),
-            "normalizer": (None, *get_args(Normalizer)),
-        }
-        for name, allowed in choices.items():
+        for name, allowed in _CHOICES.items():
             if getattr(self, name) not in allowed:
                 known = ", ".join(repr(a) for a in allowed if a is not None)
                 value = getattr(self, name)

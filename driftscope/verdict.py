@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from driftscope._journal_reader import Run
 from driftscope._run_facts import Facts, gather
 from driftscope._verdict_advice import first_action
-from driftscope._verdict_engine import ENGINE_RULES, sampling_line
+from driftscope._verdict_engine import ENGINE_RULES, gather_engine, sampling_line
 from driftscope._verdict_words import headline, summary
-from driftscope.records import SEVERITIES, AlertRecord, Severity
-from driftscope.rules import Finding, Thresholds, evaluate, note_finding, refused_finding
+from driftscope.reading.alerts import Alerts, RuleTally
+from driftscope.reading.unjudged import Unjudged
+from driftscope.records import SEVERITIES, AlertRecord, NoteRecord, RunInfo, Severity
+from driftscope.rules import Finding, note_finding, refused_finding
 from driftscope.rules._causes import honest_ratio_first
+
+if TYPE_CHECKING:
+    from driftscope.reading.summary import Summary
 
 Level = Literal["clean", "info", "warning", "critical", "unavailable"]
 NOT_JUDGED = ("DS111",)  # facts about the stack, listed but no reason to call a run anything but clean
@@ -46,21 +51,35 @@ class Verdict:
     """The latest importance sampling ratio and what makes it, in a line; ``None`` where the canary never looked."""
 
 
-def judge(run: Run) -> Verdict:
-    """The verdict on a run, from its records alone; never raises for a run that could be read."""
-    facts = gather(run)
-    findings = _findings(run)
+def judge(run: Run | Summary) -> Verdict:
+    """The verdict on a run, from its records alone; never raises for a run that could be read.
+
+    A ``Summary`` (``driftscope.reading.summarise``) stands for a run of any size: the verdict is the same, with
+    medians of more than 4096 values within 0.05%.
+    """
+    facts, alerts, sampling = _gathered(run) if isinstance(run, Run) else (run.facts, run.alerts, run.sampling)
+    findings = _findings(alerts, run.notes, run.info)
     worst = {f.rule: f.severity for f in findings}
-    level = _level(facts, findings)
     settings = run.info.trainer if run.info is not None else {}
     return Verdict(
-        level=level,
+        level=_level(facts, findings),
         headline=headline(facts, worst, {f.rule: f.title for f in findings}, settings),
         summary=summary(facts, worst, settings, run.problems),
         first_action=first_action(facts, worst, {f.rule: f.remedy for f in findings}, settings),
         findings=findings,
-        sampling=sampling_line(run.steps),
+        sampling=sampling,
     )
+
+
+def _gathered(run: Run) -> tuple[Facts | None, Alerts, str | None]:
+    """What a run in memory says, gathered as ``summarise`` does it from a file."""
+    alerts = Alerts()
+    for alert in run.alerts:
+        alerts.add(alert)
+    unjudged = Unjudged(run.info, alerts)
+    for record in run.steps:
+        unjudged.evaluate(record)
+    return gather(run.steps), alerts, sampling_line(gather_engine(run.steps))
 
 
 def _level(facts: Facts | None, findings: list[FindingSummary]) -> Level:
@@ -70,35 +89,25 @@ def _level(facts: Facts | None, findings: list[FindingSummary]) -> Level:
     return max(judged, key=SEVERITIES.index) if judged else "clean"
 
 
-def _findings(run: Run) -> list[FindingSummary]:
+def _findings(alerts: Alerts, notes: Iterable[NoteRecord], info: RunInfo | None) -> list[FindingSummary]:
     """All findings by rule: worst first, and among equals the inputs before the paths."""
-    by_rule: dict[str, list[AlertRecord]] = {}
-    for alert in _alerts(run):
-        by_rule.setdefault(alert.rule, []).append(alert)
-    biased = any(a.severity != "info" for a in by_rule.get("DS201", []))
-    found = [_summarise(rule, alerts, biased) for rule, alerts in by_rule.items()]
+    extra = Alerts()
+    for note in notes:
+        extra.add(_as_alert("DS901", note.step, note_finding(note)))
+    refused = refused_finding(info) if info is not None else None
+    if refused is not None:
+        extra.add(_as_alert("DS111", 0, refused))
+    by_rule = alerts.all()
+    for rule, tally in extra.rules.items():
+        by_rule.setdefault(rule, RuleTally(alerts.stretches)).merge(tally)
+    biased = "DS201" in by_rule and by_rule["DS201"].severity != "info"
+    found = [_summarise(rule, tally, biased) for rule, tally in by_rule.items()]
     return sorted(found, key=_order)
 
 
 def _order(finding: FindingSummary) -> tuple[int, int, str]:
     inputs = _INPUTS_FIRST.index(finding.rule) if finding.rule in _INPUTS_FIRST else len(_INPUTS_FIRST)
     return -SEVERITIES.index(finding.severity), inputs, finding.rule
-
-
-def _alerts(run: Run) -> Iterable[AlertRecord]:
-    """The alerts on record, and what the rules say of steps without one (a run that died before it judged them)."""
-    yield from run.alerts
-    known = {(a.rule, a.step, a.rank) for a in run.alerts}
-    thresholds = Thresholds.from_settings(run.info.settings if run.info is not None else {})
-    for record in run.steps:
-        for alert in evaluate(record, thresholds, on_error=lambda code, error: None):
-            if (alert.rule, alert.step, alert.rank) not in known:
-                yield alert
-    for note in run.notes:
-        yield _as_alert("DS901", note.step, note_finding(note))
-    refused = refused_finding(run.info) if run.info is not None else None
-    if refused is not None:
-        yield _as_alert("DS111", 0, refused)
 
 
 def _as_alert(rule: str, step: int, finding: Finding) -> AlertRecord:
@@ -112,14 +121,14 @@ def _as_alert(rule: str, step: int, finding: Finding) -> AlertRecord:
     )
 
 
-def _summarise(rule: str, alerts: list[AlertRecord], biased: bool) -> FindingSummary:
-    worst = max(alerts, key=lambda a: SEVERITIES.index(a.severity))  # the first of the worst
+def _summarise(rule: str, tally: RuleTally, biased: bool) -> FindingSummary:
+    worst = tally.worst
     return FindingSummary(
         rule=rule,
-        severity=worst.severity,
-        title=worst.title,
-        evidence=worst.evidence,
-        remedy=honest_ratio_first(worst.remedy) if biased else worst.remedy,
-        first_step=min(a.step for a in alerts),
-        count=len({(a.step, a.rank) for a in alerts}),
+        severity=worst["severity"],
+        title=worst["title"],
+        evidence=worst["evidence"],
+        remedy=honest_ratio_first(worst["remedy"]) if biased else worst["remedy"],
+        first_step=tally.first_step,
+        count=tally.distinct,
     )

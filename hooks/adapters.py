@@ -14,9 +14,16 @@ from torch import Tensor
 
 from driftscope.batch import TokenBatch
 from driftscope.errors import UnsupportedTrainerError
+from driftscope.hooks.sharding import split_gradients
 from driftscope.spec import LossSpec
 
-NEEDED = ("_compute_loss", "_get_per_token_logps_and_entropies", "compute_loss", "training_step", "accelerator")
+# Without one of these Driftscope could not work, or would take a setting for unset and judge another loss.
+NEEDED = (
+    "_compute_loss", "_get_per_token_logps_and_entropies", "compute_loss", "training_step", "accelerator", "args",
+    "model", "state", "callback_handler", "add_callback", "remove_callback", "use_vllm",
+    "vllm_importance_sampling_correction", "vllm_importance_sampling_mode", "off_policy_mask_threshold",
+    "top_entropy_quantile",
+)  # fmt: skip
 LIGER_LOSS = ("liger_grpo_loss", "liger_loss")  # the trainer's Liger loss module: until TRL 1.7, and 1.8 to 1.13
 Inputs = Mapping[str, Any]
 
@@ -94,7 +101,13 @@ def spec_from_trainer(trainer: Any, inputs: Inputs, *, bonus: float | None = Non
     )
 
 
-def batch_from_inputs(inputs: Inputs, logps_BT: Tensor, entropies_BT: Tensor | None) -> TokenBatch:
+def batch_from_inputs(
+    inputs: Inputs,
+    logps_BT: Tensor,
+    entropies_BT: Tensor | None,
+    *,
+    rank_mean_tokens: tuple[float, float] | None = None,
+) -> TokenBatch:
     """The algebra's batch from TRL's own batch and the captured log-probs."""
     items = inputs.get("num_items_in_batch")
     return TokenBatch(
@@ -108,6 +121,7 @@ def batch_from_inputs(inputs: Inputs, logps_BT: Tensor, entropies_BT: Tensor | N
         sampling_logps_BT=inputs.get("sampling_per_token_logps"),
         is_ratio=inputs.get("importance_sampling_ratio"),
         num_items_in_batch=float(items) if items is not None else None,
+        rank_mean_tokens=rank_mean_tokens,
     )
 
 
@@ -235,15 +249,7 @@ def compute_dtype(trainer: Any, hidden: Tensor) -> torch.dtype:
 
 def sharded(trainer: Any) -> str | None:
     """Why gradients of this trainer cannot be read whole from one process, or ``None``."""
-    if getattr(trainer, "is_deepspeed_enabled", False):
-        return "DeepSpeed partitions the gradients"
-    if getattr(trainer, "is_fsdp_enabled", False):
-        return "FSDP shards the gradients"
-    if trainer.accelerator.num_processes > 1:
-        return "gradients are reduced over several processes"
-    if any(getattr(p, "_post_accumulate_grad_hooks", None) for p in trainer.model.parameters()):
-        return "an optimizer steps inside the backward"
-    return None
+    return split_gradients(trainer)
 
 
 def device_name(trainer: Any) -> str:

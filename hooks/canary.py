@@ -45,7 +45,7 @@ class Canary:
         self._looked_at: int | None = None
 
     def due(self, step: int) -> bool:
-        """Whether the batch in hand was sampled with the weights as they are now, and none of the step was seen yet."""
+        """Whether the batch was sampled with the weights as they are now, and none of the step was looked at yet."""
         if step == self._looked_at:
             return False
         args = self.trainer.args

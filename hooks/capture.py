@@ -8,9 +8,10 @@ backbone's own output is outside of them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -93,20 +94,41 @@ class Capture:
     Where it is ``None``, or of the light tier, the hooks do nothing.
     """
 
-    def __init__(self, backbone: nn.Module, device: torch.device, *, timed: bool = False) -> None:
-        """timed: also note when the backbone's forward begins and ends, on every tier."""
+    def __init__(
+        self,
+        backbone: nn.Module,
+        device: torch.device,
+        *,
+        timed: bool = False,
+        failed: Callable[[BaseException], None] | None = None,
+    ) -> None:
+        """timed: also note when the backbone's forward begins and ends, on every tier. failed: is told an error."""
         self.current: MicroBatch | None = None
+        self._failed = failed
         self._device, self._timed = device, timed
         self._forward: Any = None
         self._handles: list[RemovableHandle] = [
-            backbone.register_forward_pre_hook(self._before, with_kwargs=True),
-            backbone.register_forward_hook(self._after),
+            backbone.register_forward_pre_hook(partial(self._safely, self._before), with_kwargs=True),
+            backbone.register_forward_hook(partial(self._safely, self._after)),
         ]
+
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy of the model, or the model in a file, takes neither the batch nor the trainer with it."""
+        return {**self.__dict__, "current": None, "_failed": None}
 
     def remove(self) -> None:
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+
+    def _safely(self, part: Callable[..., None], *args: Any) -> None:
+        """Run a hook inside the run's own forward or backward: what fails there ends the capture, not the run."""
+        try:
+            part(*args)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
+            self.current = None
+            if self._failed is not None:
+                self._failed(error)
 
     def _now(self) -> Any:
         """This moment: on the GPU's stream, or on the host."""
@@ -145,4 +167,4 @@ class Capture:
         def keep(grad: Tensor) -> None:
             call.grad_BLD = grad.detach().clone()
 
-        hidden.register_hook(keep)
+        hidden.register_hook(partial(self._safely, keep))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import torch
 
-from driftscope.algebra import normalizer_value
 from driftscope.attribute import Identified, PathCoefs, Scene, attribute, identify
 from driftscope.batch import Coefficients
 from driftscope.explanation import Explanation
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform
 from driftscope.records import CoefPoint, Gap, PathRecord, StepRecord
+from driftscope.scene import Relations
 from driftscope.spec import LossSpec
 from driftscope.spectrum import Measured
 
@@ -47,9 +47,7 @@ class Comparison:
         self.noise = min(max(live.residual, eps / 4), 16 * eps)
         self.tolerance = max(1e-4, 4 * self.noise)
         self.explanation: Explanation | None = None
-        self.coefs: dict[str, PathCoefs] = {
-            paths.live: PathCoefs(self.live_head, live.c_N, live.e_N, scene.spectrum.measured_norm())
-        }
+        self.coefs: dict[str, PathCoefs] = {paths.live: PathCoefs(self.live_head, live.c_N, live.e_N, live.norm)}
         self._add("reference", paths.reference, MODEL_HEAD)
         self._add("liger", paths.liger, RAW_HEAD if RAW_HEAD in scene.spectrum.views else MODEL_HEAD)
         if paths.oracle is not None:
@@ -62,24 +60,29 @@ class Comparison:
     def fill(self, record: StepRecord, *, scatter: int) -> None:
         """Paths, gap, causes, residual and scatter of the record."""
         record.residual = self.residual
-        if not bool(torch.isfinite(self.scene.spectrum.gg_N).all()):
+        if not math.isfinite(self.paths.measured[self.live_head].norm):
             record.nonfinite.append("live hidden gradient")
             return
         found = {name: self._identify(name) for name in self.coefs if name != "oracle" and "oracle" in self.coefs}
-        for name in self.coefs:
-            self._path(name, found.get(name), record)
+        specs = {name: found[name].spec if name in found else self.spec for name in self.coefs}
+        models = {name: self._model(name, spec) for name, spec in specs.items()}
+        scaled = [path for pair in models.values() if pair is not None for path in pair]
+        related = self.scene.relate([*self.coefs.values(), *scaled])
+        for name, spec in specs.items():
+            self._path(name, spec, models[name], related, record)
         self._nonfinite(record)
         candidate, reference = self.sides(record)
         if candidate is None or reference is None:
             return
-        self._gap(candidate, reference, record)
+        self._gap(candidate, reference, related, record)
         if record.nonfinite or "oracle" not in self.coefs:
             return
         base, head = self.spec, MODEL_HEAD
         if reference in found:
             base, head = found[reference].spec, found[reference].head
         path = self.coefs[candidate]
-        nearest = self._nearest(base, head, path)
+        known = found.get(candidate) if (base, head) == (self.spec, MODEL_HEAD) else None
+        nearest = known or self._nearest(base, head, path)
         self.explanation = attribute(self.scene, base, head, path, nearest, tolerance=self.tolerance)
         record.causes, record.unexplained = self.explanation.causes()
         self._scatter(candidate, reference, record, scatter)
@@ -103,7 +106,22 @@ class Comparison:
     def _nearest(self, base: LossSpec, head: str, path: PathCoefs) -> Identified:
         return identify(self.scene, base, head, path, tolerance=self.tolerance, head_cause=self.transform.cause)
 
-    def _path(self, name: str, found: Identified | None, record: StepRecord) -> None:
+    def _model(self, name: str, spec: LossSpec) -> tuple[PathCoefs, PathCoefs] | None:
+        """A path and its spec under the intended normaliser, without entropy terms, where that is one number."""
+        if "oracle" not in self.coefs or self.scene.divisor(self.spec) is None:
+            return None
+        path = self.coefs[name]
+        model = self.scene.path(spec.replace(normalizer=self.spec.normalizer), path.head)
+        return _policy_part(path), _policy_part(model)
+
+    def _path(
+        self,
+        name: str,
+        spec: LossSpec,
+        model: tuple[PathCoefs, PathCoefs] | None,
+        related: Relations,
+        record: StepRecord,
+    ) -> None:
         out = record.paths.setdefault(name, PathRecord())
         made = {"reference": self.paths.reference, "liger": self.paths.liger, "oracle": self.paths.oracle}.get(name)
         if name == self.paths.live:
@@ -112,26 +130,19 @@ class Comparison:
             out.source = "spec" if name == "oracle" else "algebra"
             out.loss = made.loss if made is not None else None
         path = self.coefs[name]
-        out.hidden_grad_norm = self.scene.norm(path)
+        out.hidden_grad_norm = related.norm(path)
         if "oracle" in self.coefs and name != "oracle":
-            error = self.scene.distance(path, self.coefs["oracle"])
+            error = related.distance(path, self.coefs["oracle"])
             out.coef_error = error if math.isfinite(error) else None
-        batch = self.scene.batches[MODEL_HEAD]
-        spec = found.spec if found is not None else self.spec
-        out.normalizer = normalizer_value(spec, batch)
-        intended = normalizer_value(self.spec, batch)
-        if intended is not None and "oracle" in self.coefs:
-            out.normalizer_measured = self._implied(path, spec, intended)
+        out.normalizer = self.scene.divisor(spec)
+        intended = self.scene.divisor(self.spec)
+        if intended is not None and model is not None:
+            # The divisor that the coefficients imply: intended / (their scale under the intended normaliser).
+            size = related.product(model[1], model[1])
+            scale = related.product(*model) / size if size > 0 else 0.0
+            out.normalizer_measured = intended / scale if scale > 0 else None
 
-    def _implied(self, path: PathCoefs, spec: LossSpec, intended: float) -> float | None:
-        """The divisor that a path's coefficients imply: intended / (their scale under the intended normaliser)."""
-        model = self.scene.path(spec.replace(normalizer=self.spec.normalizer), path.head)
-        v = self.scene.spectrum.views[path.head]
-        norm = float((model.c_N * model.c_N * v.uu_N).sum())
-        scale = float((path.c_N * model.c_N * v.uu_N).sum()) / norm if norm > 0 else 0.0
-        return intended / scale if scale > 0 else None
-
-    def _gap(self, candidate: str, reference: str, record: StepRecord) -> None:
+    def _gap(self, candidate: str, reference: str, related: Relations, record: StepRecord) -> None:
         a, b = record.paths[candidate], record.paths[reference]
         both = a.hidden_grad_norm is not None and b.hidden_grad_norm
         record.gap = Gap(
@@ -139,7 +150,7 @@ class Comparison:
             reference=reference,
             grad_norm_ratio=a.hidden_grad_norm / b.hidden_grad_norm if both else None,  # type: ignore[operator]
             loss_diff=a.loss - b.loss if a.loss is not None and b.loss is not None else None,
-            cosine=self.scene.cosine(self.coefs[candidate], self.coefs[reference]),
+            cosine=related.cosine(self.coefs[candidate], self.coefs[reference]),
             noise_floor=self.noise,
         )
 
@@ -158,8 +169,13 @@ class Comparison:
         used = used[:: max(1, -(-used.numel() // limit))]
         ratio = self.scene.batches[MODEL_HEAD].is_ratio
         if ratio is not None:
-            ratio = ratio.expand(self.scene.rows_BT.shape)[self.scene.rows_BT][used]
+            ratio = self.scene.rows_of(ratio)[used]
         rows = torch.stack([a[used], b[used], ratio.double() if ratio is not None else torch.zeros_like(a[used])], -1)
         record.scatter = [
             CoefPoint(candidate=x, reference=y, ratio=z if ratio is not None else None) for x, y, z in rows.tolist()
         ]
+
+
+def _policy_part(path: PathCoefs) -> PathCoefs:
+    """The path without its entropy term."""
+    return path if path.e_N is None else PathCoefs(path.head, path.c_N)

@@ -10,9 +10,8 @@ from __future__ import annotations
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,12 +19,12 @@ from torch import Tensor
 from driftscope.errors import UnsupportedTrainerError
 from driftscope.hooks import adapters
 from driftscope.hooks.head import HeadTransform, backbone_name, causal_lm, measure_transform, model_head
+from driftscope.hooks.sharding import FUSED_HEAD, head_alone, sharding, trained_whole
 from driftscope.kernels import fused_linear_logprobs
 
 
-@dataclass
-class _Scored:
-    """What the causal model answers while its forward is the fused one."""
+class _Scored(NamedTuple):
+    """What the causal model answers while its forward is the fused one; a tuple, so that FSDP finds the tensors."""
 
     logps: Tensor
     entropies: Tensor | None
@@ -40,14 +39,12 @@ def effective_weight(head: Any) -> tuple[Tensor, Tensor | None]:
     saved = getattr(head, "modules_to_save", None)
     if saved is not None:  # a fully trained copy of the head
         chosen = [saved[name] for name in active if name in saved and not getattr(head, "disable_adapters", False)]
-        inner = chosen[0] if chosen else head.original_module
-        return inner.weight, getattr(inner, "bias", None)
+        return _linear(chosen[0] if chosen else head.original_module)
     if not hasattr(head, "lora_A"):
-        return head.weight, getattr(head, "bias", None)
-    base = head.get_base_layer()
-    weight: Tensor = base.weight
+        return _linear(head)
+    weight, bias = _linear(head.get_base_layer())
     if head.disable_adapters or head.merged:
-        return weight, getattr(base, "bias", None)
+        return weight, bias
     for name in active:
         if name not in head.lora_A:
             continue
@@ -57,9 +54,14 @@ def effective_weight(head: Any) -> tuple[Tensor, Tensor | None]:
                 f"lora_dropout={dropout.p} on the output head: its forward is random, no fixed weight stands for it. "
                 "Set lora_dropout=0 for lm_head, or leave lm_head out of target_modules."
             )
-        delta = head.lora_B[name].weight @ head.lora_A[name].weight
+        delta = trained_whole(head.lora_B[name].weight) @ trained_whole(head.lora_A[name].weight)
         weight = weight + (head.scaling[name] * delta).to(weight.dtype)
-    return weight, getattr(base, "bias", None)
+    return weight, bias
+
+
+def _linear(module: Any) -> tuple[Tensor, Tensor | None]:
+    bias = getattr(module, "bias", None)
+    return trained_whole(module.weight), trained_whole(bias) if bias is not None else None
 
 
 class FusedHead:
@@ -106,7 +108,8 @@ class FusedHead:
             dtype = adapters.compute_dtype(self.trainer, sample)
             forward = partial(type(inner).forward, inner)
             own = model_head(inner, lambda: adapters.autocast(self.trainer), forward)
-            found = measure_transform(inner, own, effective, sample, dtype)
+            with head_alone(inner):
+                found = measure_transform(inner, own, effective, sample, dtype)
             if not found.joined:
                 raise UnsupportedTrainerError(
                     f"{type(inner).__name__} makes its logits in a way that the fused head does not know "
@@ -120,6 +123,9 @@ class CorrectedLoss:
     """Stands where a trainer computes its per-token log-probs, and routes its loss to TRL's own algebra."""
 
     def __init__(self, trainer: Any, workspace_bytes: int | None = None) -> None:
+        why = FUSED_HEAD.get(sharding(trainer))
+        if why is not None:
+            raise UnsupportedTrainerError(f"mode='correct': {why[0]}. {why[1]}")
         self.trainer = trainer
         self.head = FusedHead(trainer, workspace_bytes)
         self._own = trainer._get_per_token_logps_and_entropies

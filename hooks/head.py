@@ -103,9 +103,9 @@ def model_head(inner: Any, autocast: Callable[[], Any], forward: Callable[..., A
 
 def raw_head(inner: Any, autocast: Callable[[], Any]) -> Logits:
     """(n, D) hidden states -> (n, V) logits by ``lm_head.weight`` and bias alone."""
-    lm_head = inner.lm_head if hasattr(inner, "lm_head") else inner.get_output_embeddings()
 
     def head(hidden_ND: Tensor) -> Tensor:
+        lm_head = inner.lm_head if hasattr(inner, "lm_head") else inner.get_output_embeddings()
         with autocast():
             return torch.nn.functional.linear(hidden_ND, lm_head.weight, getattr(lm_head, "bias", None))
 

@@ -6,6 +6,7 @@ Shapes: B sequences, T completion tokens, N rows of the head pass, D hidden size
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,9 @@ from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, measure_transform, model_head, raw_head
-from driftscope.kernels import fused_linear_logprobs
+from driftscope.hooks.sharding import ShardedHead
+from driftscope.kernels import Directions, fused_linear_logprobs, linear_directions
+from driftscope.kernels.directions import DirectionsOf
 from driftscope.records import StepRecord
 from driftscope.spec import LossSpec
 from driftscope.spectrum import Head, Logits, Spectrum, measure, tile_rows
@@ -48,6 +51,23 @@ class Heads:
         }
         self.views = {name: Head(logits) for name, logits in self.logits.items()}
         self._checked: dict[str, bool] = {}
+        self._sharded = ShardedHead(trainer, inner)
+
+    def reserve(self) -> None:
+        """What ``gather`` may lack on one rank alone, looked for without a collective; raises where it is lacking."""
+        self._sharded.reserve()
+
+    def gather(self) -> None:
+        """Gather a sharded head, once a step; every rank must call it at the same place. No-op where it is whole."""
+        self._sharded.gather()
+
+    def release(self) -> None:
+        """Let go of the gathered head; no collective."""
+        self._sharded.release()
+
+    def whole(self) -> AbstractContextManager[None]:
+        """Inside, the model has its gathered head: everything that reads or runs the head is local and sees it."""
+        return self._sharded.in_place()
 
     def rows(self) -> int:
         """Tokens of one logits tile within the workspace budget."""
@@ -59,7 +79,18 @@ class Heads:
         if captured is None or inputs is None:
             record.unavailable["head"] = "no hidden gradient reached the backbone's output in this micro-batch"
             return None
-        hidden_BTD, grad_BTD = captured
+        missing = self._sharded.missing()
+        if missing is not None:
+            record.unavailable["head"] = missing
+            return None
+        with self.whole():
+            return self._measured(batch, *captured, spec, record)
+
+    def _measured(
+        self, batch: MicroBatch, hidden_BTD: Tensor, grad_BTD: Tensor, spec: LossSpec, record: StepRecord
+    ) -> HeadPass | None:
+        inputs = batch.inputs
+        assert inputs is not None
         grad_BTD = grad_BTD.float() / adapters.loss_scale(self.trainer)
         rows_BT = inputs["completion_mask"].bool() | (grad_BTD != 0).any(-1)
         if not bool(rows_BT.any()):
@@ -82,7 +113,7 @@ class Heads:
             kept=kept,
             kept_rows=chosen,
         )
-        scene = Scene(batches=self._batches(spectrum, rows_BT, inputs), spectrum=spectrum, rows_BT=rows_BT)
+        scene = Scene(batches=self._batches(spectrum, rows_BT, batch), spectrum=spectrum, rows_BT=rows_BT)
         return HeadPass(scene, hidden_BTD, grad_BTD, spectrum.kept_mass_N, dtype)
 
     def _look(self, hidden_ND: Tensor, targets_N: Tensor, dtype: torch.dtype) -> None:
@@ -95,32 +126,47 @@ class Heads:
         self.transform = measure_transform(self.inner, own, raw, hidden_ND, dtype)
         self.views = {name: Head(logits) for name, logits in self.logits.items()}
         for name, known in ((MODEL_HEAD, self.transform.joined), (RAW_HEAD, True)):
-            quick = Head(self.logits[name], self._fused(name))
+            quick = Head(self.logits[name], self._fused(name), self._directions(name))
             if known and self._agrees(name, quick, hidden_ND[:16], targets_N[:16], dtype):
                 self.views[name] = quick
 
     def _fused(self, name: str) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
         """The fused way through ``lm_head.weight``, with the measured transform for the model's own head."""
         transform = self.transform if name == MODEL_HEAD else HeadTransform()
-        lm_head = self.inner.get_output_embeddings()
 
         def fused(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
+            lm_head = self.inner.get_output_embeddings()
             with adapters.autocast(self.trainer):
                 logps, entropies = fused_linear_logprobs(
-                    hidden,
-                    lm_head.weight,
-                    targets,
-                    bias=getattr(lm_head, "bias", None),
-                    temperature=float(self.trainer.temperature),
-                    softcap=transform.softcap,
-                    logit_scale=transform.scale,
-                    with_entropy=True,
-                    workspace_bytes=max(self.config.workspace_bytes, lm_head.weight.shape[0] * 8),
+                    hidden, lm_head.weight, targets, with_entropy=True, **self._settings(lm_head, transform)
                 )
             assert entropies is not None
             return logps, entropies
 
         return fused
+
+    def _directions(self, name: str) -> DirectionsOf:
+        """The way to the directions through ``lm_head.weight``, which asks for no gradient of it."""
+        transform = self.transform if name == MODEL_HEAD else HeadTransform()
+
+        def directions(hidden: Tensor, targets: Tensor, entropy: bool) -> Directions:
+            lm_head = self.inner.get_output_embeddings()
+            with adapters.autocast(self.trainer):
+                return linear_directions(
+                    hidden, lm_head.weight, targets, with_entropy=entropy, **self._settings(lm_head, transform)
+                )
+
+        return directions
+
+    def _settings(self, lm_head: Any, transform: HeadTransform) -> dict[str, Any]:
+        """How the kernels read the head; room for two rows at least."""
+        return {
+            "bias": getattr(lm_head, "bias", None),
+            "temperature": float(self.trainer.temperature),
+            "softcap": transform.softcap,
+            "logit_scale": transform.scale,
+            "workspace_bytes": max(self.config.workspace_bytes, lm_head.weight.shape[0] * 16),
+        }
 
     @torch.no_grad()
     def _agrees(self, name: str, quick: Head, hidden: Tensor, targets: Tensor, dtype: torch.dtype) -> bool:
@@ -149,7 +195,9 @@ class Heads:
             policy_N & (order % stride == 0),
         )
 
-    def _batches(self, spectrum: Spectrum, rows_BT: Tensor, inputs: adapters.Inputs) -> dict[str, TokenBatch]:
+    def _batches(self, spectrum: Spectrum, rows_BT: Tensor, batch: MicroBatch) -> dict[str, TokenBatch]:
+        assert batch.inputs is not None
+        inputs = batch.inputs
         old = inputs.get("old_per_token_logps")
         out = {}
         for name, view in spectrum.views.items():
@@ -157,7 +205,9 @@ class Heads:
             logps_BT[rows_BT] = view.logps_N
             entropies_BT = _zeros(rows_BT, view.entropies_N)
             entropies_BT[rows_BT] = view.entropies_N
-            out[name] = adapters.batch_from_inputs(inputs, logps_BT, entropies_BT)
+            out[name] = adapters.batch_from_inputs(
+                inputs, logps_BT, entropies_BT, rank_mean_tokens=batch.rank_mean_tokens
+            )
         return out
 
     def error(
@@ -166,15 +216,16 @@ class Heads:
         """Relative difference of a hidden gradient from the one that coefficients make in a head's directions."""
         rows = passed.scene.rows_BT
         e_N = wanted.entropies_BT[rows].double() if wanted.entropies_BT is not None else None
-        spectrum = measure(
-            {head: self.views[head]},
-            passed.hidden_BTD[rows],
-            inputs["completion_ids"][rows],
-            grad_BTD[rows],
-            temperature=float(self.trainer.temperature),
-            rows=self.rows(),
-            entropy=e_N is not None,
-        )
+        with self.whole():
+            spectrum = measure(
+                {head: self.views[head]},
+                passed.hidden_BTD[rows],
+                inputs["completion_ids"][rows],
+                grad_BTD[rows],
+                temperature=float(self.trainer.temperature),
+                rows=self.rows(),
+                entropy=e_N is not None,
+            )
         c_N, view = wanted.logps_BT[rows].double(), spectrum.views[head]
         size = spectrum.squared_N(head, c_N, e_N)
         left = spectrum.gg_N - 2 * c_N * view.gu_N + size

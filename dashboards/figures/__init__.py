@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from driftscope.dashboards.figures.alarms import alarms
 from driftscope.dashboards.figures.base import Panel
+from driftscope.dashboards.figures.cadence import cadence
 from driftscope.dashboards.figures.canary import canary
 from driftscope.dashboards.figures.causes import CauseSummary, causes, summarize_causes
 from driftscope.dashboards.figures.drift import drift
@@ -13,6 +15,7 @@ from driftscope.dashboards.figures.mismatch_bins import by_position, by_probabil
 from driftscope.dashboards.figures.mismatch_causes import mismatch_causes
 from driftscope.dashboards.figures.mismatch_distribution import mismatch_distribution
 from driftscope.dashboards.figures.normalizer import normalizer
+from driftscope.dashboards.figures.processes import gradient, slowest
 from driftscope.dashboards.figures.ratio_distribution import ratio_distribution
 from driftscope.dashboards.figures.ratio_time import ratio_time
 from driftscope.dashboards.figures.residual import residual
@@ -21,14 +24,17 @@ from driftscope.dashboards.figures.scatter import scatter
 __all__ = [
     "CauseSummary",
     "Panel",
+    "alarms",
     "by_position",
     "by_probability",
     "by_progress",
+    "cadence",
     "canary",
     "causes",
     "drift",
     "gap",
     "grad_norm",
+    "gradient",
     "loss",
     "mismatch_causes",
     "mismatch_distribution",
@@ -37,5 +43,6 @@ __all__ = [
     "ratio_time",
     "residual",
     "scatter",
+    "slowest",
     "summarize_causes",
 ]

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from driftscope.dashboards.figures.base import COLORS, GREY, RED, Panel, dropped_note, new_figure, set_log, step_axis
 from driftscope.dashboards.figures.lines import add_line
-from driftscope.dashboards.series import Getter, by_step, middle, why_unavailable
+from driftscope.dashboards.series import Field, Getter, by_step, getter, middle, why_unavailable
 from driftscope.dashboards.wording import number, weights_label
 from driftscope.records import StepRecord
 
@@ -20,11 +20,7 @@ STYLES = {
 
 def distance_to(weights: str) -> Getter:
     """A getter for the engine's distance from one set of weights."""
-
-    def get(record: StepRecord) -> float | None:
-        return record.canary.distances.get(weights) if record.canary is not None else None
-
-    return get
+    return Field(("canary", "distances", weights))
 
 
 def canary(steps: Sequence[StepRecord]) -> Panel:
@@ -40,7 +36,7 @@ def canary(steps: Sequence[StepRecord]) -> Panel:
     for weights, line in lines.items():
         color, width, dash = STYLES[weights]
         add_line(figure, line, name=weights_label(weights), color=color, width=width, dash=dash, band=False)
-    floor = by_step(looks, lambda s: s.canary.noise_floor if s.canary else None, log=True)
+    floor = by_step(looks, getter("canary.noise_floor"), log=True)
     add_line(figure, floor, name="noise floor", color=GREY, width=2.0, dash="dot", band=False)
     for step in sorted({s.step for s in looks if s.canary is not None and s.canary.agrees_with != "current"})[:1]:
         figure.add_vline(x=step, line={"color": RED, "width": 1.2, "dash": "dash"})
@@ -50,7 +46,7 @@ def canary(steps: Sequence[StepRecord]) -> Panel:
         )  # fmt: skip
     set_log(figure.layout.yaxis, [v for line in (*lines.values(), floor) for v in line.mid], room=1.8)
     step_axis(figure, (s.step for s in looks))
-    words = ", ".join(f"{weights_label(n)} {number(middle(looks, distance_to(n)))}" for n in lines)
+    words = ", ".join(f"{weights_label(n)} {number(middle(steps, distance_to(n)))}" for n in lines)
     return Panel(
         id=ID, title=TITLE, figure=figure, height=400,
         caption="A few freshly sampled tokens, scored by the trainer under its current weights, under those of an "

@@ -11,8 +11,9 @@ from statistics import median
 import plotly.graph_objects as go
 
 from driftscope.dashboards.figures.base import COLORS, GREY, RED, Panel, label, new_figure, set_log
-from driftscope.dashboards.series import finite, middle, why_unavailable
+from driftscope.dashboards.series import finite, getter, middle, whole_of, why_unavailable
 from driftscope.dashboards.wording import cause_label, count, factor
+from driftscope.reading.events import CauseTally
 from driftscope.records import StepRecord
 
 UNEXPLAINED = "#b5539c"
@@ -39,6 +40,10 @@ def summarize_causes(steps: Sequence[StepRecord]) -> list[CauseSummary]:
 
     A record that attributes its gap and does not name a cause counts as a factor of 1 and a share of 0 for it.
     """
+    whole = whole_of(steps)
+    if whole is not None:
+        return sorted((_of_tally(c, t, whole.whole.causes.attributed) for c, t in whole.whole.causes.rows.items()),
+                      key=_rank)  # fmt: skip
     factors: dict[str, list[float]] = defaultdict(list)
     shares: dict[str, list[float]] = defaultdict(list)
     details: dict[str, str | None] = {}
@@ -71,6 +76,27 @@ def summarize_causes(steps: Sequence[StepRecord]) -> list[CauseSummary]:
     return sorted(rows_out, key=_rank)
 
 
+def _of_tally(cause: str, tally: CauseTally, attributed: int) -> CauseSummary:
+    """The row of a cause from the sums over a long run."""
+    absent = max(0, attributed - tally.seen)
+    factors, shares = tally.medians(absent)
+    low, high = tally.factors.extremes() or (None, None)
+    if absent and low is not None and high is not None:
+        low, high = min(low, 1.0), max(high, 1.0)
+    return CauseSummary(
+        id=cause, label=cause_label(cause), factor=factors, low=low, high=high, share=shares, seen=tally.seen,
+        detail=tally.detail,
+    )  # fmt: skip
+
+
+def _attributed(steps: Sequence[StepRecord]) -> int:
+    """Records that take their gap apart."""
+    whole = whole_of(steps)
+    return whole.whole.causes.attributed if whole is not None else sum(
+        1 for s in steps if s.causes or s.unexplained
+    )  # fmt: skip
+
+
 def _rank(row: CauseSummary) -> tuple[bool, float, str]:
     return row.id == "unexplained", -abs(math.log(row.factor)) if row.factor else 0.0, row.id
 
@@ -82,7 +108,7 @@ def causes(steps: Sequence[StepRecord]) -> Panel:
     median gap. What is missing by more than 2% gets a bar of its own; it is never folded into a cause.
     """
     rows = [r for r in summarize_causes(steps) if r.factor is not None]
-    total = middle(steps, lambda s: s.gap.grad_norm_ratio if s.gap else None)
+    total = middle(steps, getter("gap.grad_norm_ratio"))
     if total is not None and total <= 0:
         total = None
     if not rows:
@@ -106,7 +132,7 @@ def causes(steps: Sequence[StepRecord]) -> Panel:
         "candidate's "
         "gradient is reached. A bar to the right makes the candidate larger, one to the left smaller. "
         f"Median factors over "
-        f"{count(len([s for s in steps if s.causes or s.unexplained]), 'micro-batch', 'micro-batches')}; "
+        f"{count(_attributed(steps), 'micro-batch', 'micro-batches')}; "
         "what no known cause explains has a bar of its own." + between,
         alt=f"Waterfall of {count(len(named), 'cause')}, from 1× to {factor(total or product)}: {words}.",
     )  # fmt: skip

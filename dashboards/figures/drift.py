@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -10,7 +11,7 @@ import plotly.graph_objects as go
 from driftscope.dashboards.figures.base import COLORS, GREY, RED, Panel, label, step_axis, translucent
 from driftscope.dashboards.figures.lines import add_line
 from driftscope.dashboards.figures.rows import axes_of, name, new_rows
-from driftscope.dashboards.series import POINT_LIMIT, Line, by_step, finite, thin_together, why_unavailable
+from driftscope.dashboards.series import POINT_LIMIT, Line, by_step, finite, thin_together, whole_of, why_unavailable
 from driftscope.dashboards.wording import clean, count, series_label, step_span
 from driftscope.records import AlertRecord, DriftRecord, StepRecord
 
@@ -69,6 +70,10 @@ def drift(steps: Sequence[StepRecord], alerts: Sequence[AlertRecord] = ()) -> Pa
 
 def episodes(steps: Sequence[StepRecord], series: str) -> list[Episode]:
     """The stretches in which a series was in alarm, in order; another kind inside one stays the same episode."""
+    whole = whole_of(steps)
+    if whole is not None:
+        watch = whole.whole.watched.get(series)
+        return [Episode(*episode) for episode in watch.episodes] if watch is not None else []
     out: list[Episode] = []
     open_ = False
     for record in sorted((s for s in steps if series in s.drift), key=lambda s: (s.step, s.micro_step)):
@@ -127,7 +132,7 @@ def _add(
     first = row == 0
     for trace in figure.data[before:]:
         trace.update(**axes_of(row), showlegend=bool(first and trace.name in LEGEND))
-    _zones(figure, row, records, series, found)
+    _zones(figure, row, steps, series, found)
     axis = figure.layout[name("yaxis", row)]
     figure.add_annotation(
         x=0, xref="paper", y=axis.domain[1], yref="paper", text=text, showarrow=False, xanchor="left",
@@ -165,8 +170,11 @@ def _marks(figure: go.Figure, value: Line, found: Sequence[Episode], alerted: Se
     if not at:
         return
 
+    known = sorted(at)
+
     def y(step: int) -> float:
-        return at[min(at, key=lambda x: (abs(x - step), x))]  # thinning may have left the step out
+        i = bisect_left(known, step)  # thinning may have left the step out
+        return at[min(known[max(0, i - 1) : i + 1], key=lambda x: (abs(x - step), x))]
 
     if found:
         kinds = [f"{label(clean(e.kind or 'alarm'))}, began about step {e.started}" for e in found]
@@ -187,8 +195,8 @@ def _marks(figure: go.Figure, value: Line, found: Sequence[Episode], alerted: Se
         )  # fmt: skip
 
 
-def _zones(figure: go.Figure, row: int, records: Sequence[StepRecord], series: str, found: Sequence[Episode]) -> None:
-    zones = [(start - 0.5, end + 0.5, GREY, 0.13) for start, end in _warm_ups(records, series)[:EPISODES]]
+def _zones(figure: go.Figure, row: int, steps: Sequence[StepRecord], series: str, found: Sequence[Episode]) -> None:
+    zones = [(start - 0.5, end + 0.5, GREY, 0.13) for start, end in _warm_ups(steps, series)[:EPISODES]]
     zones += [(e.started - 0.5, e.last + 0.5, RED, 0.12) for e in found[:EPISODES]]
     for start, end, color, alpha in zones:
         figure.add_shape(
@@ -197,11 +205,15 @@ def _zones(figure: go.Figure, row: int, records: Sequence[StepRecord], series: s
         )  # fmt: skip
 
 
-def _warm_ups(records: Sequence[StepRecord], series: str) -> list[tuple[int, int]]:
+def _warm_ups(steps: Sequence[StepRecord], series: str) -> list[tuple[int, int]]:
     """The stretches of warm-up: at the beginning, and after a resume that forgot."""
+    whole = whole_of(steps)
+    if whole is not None:
+        watch = whole.whole.watched.get(series)
+        return [(first, last) for first, last in watch.warm] if watch is not None else []
     out: list[tuple[int, int]] = []
     open_ = False
-    for record in sorted(records, key=lambda s: (s.step, s.micro_step)):
+    for record in sorted((s for s in steps if series in s.drift), key=lambda s: (s.step, s.micro_step)):
         warm = record.drift[series].state == "warm-up"
         if warm and open_:
             out[-1] = (out[-1][0], record.step)

@@ -22,7 +22,7 @@ from driftscope.dashboards.figures.base import (
     translucent,
 )
 from driftscope.dashboards.figures.lines import add_line
-from driftscope.dashboards.series import by_step, middle, pair, thin, values, why_unavailable
+from driftscope.dashboards.series import by_step, extremes, getter, middle, pair, thin, why_unavailable
 from driftscope.dashboards.wording import factor, number, path_label
 from driftscope.records import StepRecord
 
@@ -34,8 +34,8 @@ def gap(steps: Sequence[StepRecord], *, warning: float = 1.5, critical: float = 
 
     A gap counts in both directions, so each threshold is drawn at its value and at its reciprocal.
     """
-    line = by_step(steps, lambda s: s.gap.grad_norm_ratio if s.gap else None, log=True)
-    deep = by_step(steps, lambda s: s.gap.param_grad_norm_ratio if s.gap else None, log=True)
+    line = by_step(steps, getter("gap.grad_norm_ratio"), log=True)
+    deep = by_step(steps, getter("gap.param_grad_norm_ratio"), log=True)
     if line.empty and deep.empty:
         why = why_unavailable(steps, "gap", "gap.grad_norm_ratio")
         return Panel.missing(
@@ -48,7 +48,7 @@ def gap(steps: Sequence[StepRecord], *, warning: float = 1.5, critical: float = 
     low = below / 1.6 if below >= 1 / warning else min(below / 1.6, 1 / critical)
     low, high = min(low, 1 / (warning * 1.35)), max(above * 1.6, warning * 1.35)
     _zones(figure, low, high, warning, critical)
-    floor = middle(steps, lambda s: s.gap.noise_floor if s.gap else None)
+    floor = middle(steps, getter("gap.noise_floor"))
     if floor:
         figure.add_hrect(
             y0=1 / (1 + floor), y1=1 + floor, fillcolor=translucent(GREY, 0.35), line_width=0, layer="below"
@@ -70,14 +70,13 @@ def gap(steps: Sequence[StepRecord], *, warning: float = 1.5, critical: float = 
     noise = (
         f" The noise floor measured in this run is {number(floor)}: no gap below it means anything." if floor else ""
     )
-    ratios = values(steps, lambda s: s.gap.grad_norm_ratio if s.gap else None)
     return Panel(
         id=ID, title=TITLE, figure=figure,
         caption=f"How many times larger {path_label(candidate)}'s gradient is than {path_label(reference)}'s. At "
         "1× the "
         f"two agree; amber begins at {warning:g}× (warning), red at {critical:g}× (critical), and likewise "
         f"below 1×." + noise + dropped_note([line, deep]),
-        alt=f"Gap in gradient norm over the steps, logarithmic: {_words(ratios)} Thresholds at {warning:g}× and "
+        alt=f"Gap in gradient norm over the steps, logarithmic: {_words(steps)} Thresholds at {warning:g}× and "
         f"{critical:g}×.",
     )  # fmt: skip
 
@@ -96,8 +95,9 @@ def _zones(figure: go.Figure, low: float, high: float, warning: float, critical:
             mark_level(figure, edge, shown, color, below=edge < 1)
 
 
-def _words(ratios: list[float]) -> str:
-    if not ratios:
+def _words(steps: Sequence[StepRecord]) -> str:
+    ends = extremes(steps, getter("gap.grad_norm_ratio"))
+    if ends is None:
         return "no value for the hidden gradient."
-    ordered = sorted(ratios)
-    return f"median {factor(ordered[len(ordered) // 2])}, from {factor(ordered[0])} to {factor(ordered[-1])}."
+    typical = middle(steps, getter("gap.grad_norm_ratio"))
+    return f"median {factor(typical)}, from {factor(ends[0])} to {factor(ends[1])}."

@@ -18,7 +18,7 @@ from driftscope.dashboards.figures.base import (
     step_axis,
 )
 from driftscope.dashboards.figures.lines import add_line, add_path
-from driftscope.dashboards.series import Line, by_step, middle, path_value, paths_in, thin, why_unavailable
+from driftscope.dashboards.series import Line, by_step, getter, middle, path_value, paths_in, thin, why_unavailable
 from driftscope.dashboards.wording import number, path_label
 from driftscope.records import StepRecord
 
@@ -34,7 +34,7 @@ def grad_norm(steps: Sequence[StepRecord]) -> Panel:
     live = steps[-1].live if steps else None
     hidden = {p: by_step(steps, path_value(p, "hidden_grad_norm"), log=True) for p in paths}
     full = {p: by_step(steps, path_value(p, "param_grad_norm"), log=True) for p in paths}
-    reported = by_step(steps, lambda s: s.live_grad_norm, log=True)
+    reported = by_step(steps, getter("live_grad_norm"), log=True)
     hidden = {p: line for p, line in hidden.items() if not line.empty}
     full = {p: line for p, line in full.items() if not line.empty}
     if not hidden and not full and reported.empty:
@@ -126,7 +126,7 @@ def _caption(hidden: bool, parameters: bool, full: bool) -> str:
 
 def _alt(steps: Sequence[StepRecord], paths: list[str]) -> str:
     parts = [f"{path_label(p)} {number(middle(steps, path_value(p, 'hidden_grad_norm')))}" for p in paths]
-    reported = middle(steps, lambda s: s.live_grad_norm)
+    reported = middle(steps, getter("live_grad_norm"))
     if reported is not None:
         parts.append(f"reported by the trainer {number(reported)} (over all parameters)")
     return "Gradient norm over the steps, logarithmic. Medians: " + ", ".join(parts) + "."

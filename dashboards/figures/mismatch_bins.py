@@ -10,9 +10,9 @@ import plotly.graph_objects as go
 
 from driftscope.dashboards.figures.base import COLORS, GREY, Panel
 from driftscope.dashboards.figures.rows import axes_of, new_rows
-from driftscope.dashboards.series import finite, why_unavailable
+from driftscope.dashboards.series import finite, whole_of, why_unavailable
 from driftscope.dashboards.wording import SUPERSCRIPT, count, number
-from driftscope.mismatch.model import Bin, Mismatch
+from driftscope.mismatch.model import Bin
 from driftscope.records import StepRecord
 
 Edges = tuple[float, float | None]
@@ -52,7 +52,7 @@ class Pool:
 def by_probability(steps: Sequence[StepRecord]) -> Panel:
     """Mean d and mean |d| by the engine's probability of the token: a mismatch often sits in the rare ones."""
     return _panel(
-        steps, lambda m: m.by_probability, _range_text, "mismatch-probability", "Mismatch by token probability",
+        steps, "by_probability", _range_text, "mismatch-probability", "Mismatch by token probability",
         "probability of the token under the engine", "Rare tokens are where number formats and truncation show first.",
     )  # fmt: skip
 
@@ -60,7 +60,7 @@ def by_probability(steps: Sequence[StepRecord]) -> Panel:
 def by_position(steps: Sequence[StepRecord]) -> Panel:
     """Mean d and mean |d| by the token's position in the completion, in octaves."""
     return _panel(
-        steps, lambda m: m.by_octave, _octave_text, "mismatch-position", "Mismatch by position",
+        steps, "by_octave", _octave_text, "mismatch-position", "Mismatch by position",
         "position in the completion", "A mismatch that grows with the position points to what builds up along a "
         "sequence: the cache, positions, a sliding window.",
     )  # fmt: skip
@@ -69,7 +69,7 @@ def by_position(steps: Sequence[StepRecord]) -> Panel:
 def by_progress(steps: Sequence[StepRecord]) -> Panel:
     """Mean d and mean |d| by the part of the completion that the token stands in, in tenths."""
     return _panel(
-        steps, lambda m: m.by_decile, _decile_text, "mismatch-progress", "Mismatch from beginning to end",
+        steps, "by_decile", _decile_text, "mismatch-progress", "Mismatch from beginning to end",
         "part of the completion", "The last tenth holds the end of sequence: one that only one side counts shows "
         "there.",
     )  # fmt: skip
@@ -81,22 +81,35 @@ def pooled(found: Iterable[Sequence[Bin]]) -> dict[Edges, Pool]:
     for bins in found:
         for row in bins:
             pools.setdefault((row.low, row.high), Pool()).add(row)
+    return _filled(pools)
+
+
+def _filled(pools: dict[Edges, Pool]) -> dict[Edges, Pool]:
     ordered = sorted(pools, key=lambda e: (e[0], math.inf if e[1] is None else e[1]))
     filled = [i for i, edges in enumerate(ordered) if pools[edges].count]
     return {edges: pools[edges] for edges in ordered[filled[0] : filled[-1] + 1]} if filled else {}
 
 
+def _pools(steps: Sequence[StepRecord], bins: str) -> tuple[dict[Edges, Pool], int]:
+    """The pooled bins of a run, and the number of records that have some."""
+    whole = whole_of(steps)
+    if whole is not None:
+        held = whole.whole.bins[bins]
+        return _filled({edges: Pool(int(row[0]), *row[1:]) for edges, row in held.rows.items()}), held.records
+    found = [rows for s in steps if s.mismatch is not None and (rows := getattr(s.mismatch, bins))]
+    return pooled(found), len(found)
+
+
 def _panel(
     steps: Sequence[StepRecord],
-    bins: Callable[[Mismatch], list[Bin]],
+    bins: str,
     text: Callable[[Edges], str],
     panel_id: str,
     title: str,
     x_title: str,
     hint: str,
 ) -> Panel:
-    known = [s for s in steps if s.mismatch is not None]
-    pools = pooled(bins(s.mismatch) for s in known if s.mismatch is not None)
+    pools, records = _pools(steps, bins)
     if not pools:
         why = why_unavailable(steps, "mismatch", "is_ratio")
         return Panel.missing(panel_id, title, why or "no record compares trainer and engine token by token.")
@@ -124,7 +137,7 @@ def _panel(
     return Panel(
         id=panel_id, title=title, figure=figure, height=400,
         caption=f"d is the trainer's log-prob of a token minus the engine's, over {count(total, 'token')} of "
-        f"{count(len(known), 'micro-batch', 'micro-batches')}. A mean d away from 0 is a bias; where it is 0, mean "
+        f"{count(records, 'micro-batch', 'micro-batches')}. A mean d away from 0 is a bias; where it is 0, mean "
         f"|d| is noise. {hint}",
         alt=f"Mean |d| in {count(len(sizes), 'bin')} of the {x_title}: from {number(min(sizes))} to "
         f"{number(max(sizes))} nats.",

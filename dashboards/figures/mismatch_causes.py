@@ -10,7 +10,17 @@ import plotly.graph_objects as go
 from driftscope.dashboards.figures.base import AMBER, COLORS, GREY, Panel, dropped_note, label, set_log, step_axis
 from driftscope.dashboards.figures.lines import add_line
 from driftscope.dashboards.figures.rows import axes_of, name, new_rows
-from driftscope.dashboards.series import Getter, Line, by_step, finite, middle, thin_together, why_unavailable
+from driftscope.dashboards.series import (
+    Getter,
+    Line,
+    by_step,
+    finite,
+    getter,
+    middle,
+    thin_together,
+    whole_of,
+    why_unavailable,
+)
 from driftscope.dashboards.wording import cause_label, number, percent
 from driftscope.records import StepRecord
 
@@ -44,7 +54,11 @@ def mismatch_causes(steps: Sequence[StepRecord]) -> Panel:
     if not at:
         why = why_unavailable(steps, "canary", "kept_mass", "is_ratio")
         return Panel.missing(ID, TITLE, why or "no record takes the ratio between trainer and engine apart.")
-    rows = {step: _mean([f for s, f in zip(records, shares, strict=True) if s.step == step and f]) for step in at}
+    by_look: dict[int, list[dict[str, float]]] = {step: [] for step in at}
+    for record, found in zip(records, shares, strict=True):
+        if found:
+            by_look[record.step].append(found)
+    rows = {step: _mean(found) for step, found in by_look.items()}
     ids = sorted({i for row in rows.values() for i in row}, key=_order)
     shown, clipped = {}, 0
     for step, row in rows.items():
@@ -63,6 +77,7 @@ def mismatch_causes(steps: Sequence[StepRecord]) -> Panel:
     if sized:
         figure.layout.xaxis2.update({k: v for k, v in figure.layout.xaxis.to_plotly_json().items() if k in _TICKS})
     words = ", ".join(f"{cause_label(i)} {percent(_typical(rows, i))}" for i in ids)
+    typical = middle(looked if whole_of(steps) is None else steps, SIZES["log ratio"])
     return Panel(
         id=ID, title=TITLE, figure=figure, height=520 if sized else 340,
         caption="The log ratio of a token is the trainer's log-prob minus the engine's. Each known difference "
@@ -71,16 +86,16 @@ def mismatch_causes(steps: Sequence[StepRecord]) -> Panel:
            "shares above are shares of rounding." if sized else "")
         + _clip_words(clipped, len(at)) + dropped_note(size.values()) + _product_words(records),
         alt=f"Stacked shares of the log ratio by cause over the steps; means: {words}."
-        + (f" Its size: median {number(middle(looked, SIZES['log ratio']))} nats a token." if sized else ""),
+        + (f" Its size: median {number(typical)} nats a token." if sized else ""),
     )  # fmt: skip
 
 
 _TICKS = ("range", "tickformat", "dtick")
 SIZES: dict[str, Getter] = {
-    "log ratio": lambda s: s.canary.rms if s.canary else None,
-    "engine noise": lambda s: s.canary.rest_rms if s.canary else None,
-    "noise floor": lambda s: s.canary.noise_floor if s.canary else None,
-    "bfloat16 noise": lambda s: s.canary.bf16_noise if s.canary else None,
+    "log ratio": getter("canary.rms"),
+    "engine noise": getter("canary.rest_rms"),
+    "noise floor": getter("canary.noise_floor"),
+    "bfloat16 noise": getter("canary.bf16_noise"),
 }
 
 

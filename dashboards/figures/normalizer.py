@@ -42,9 +42,10 @@ def normalizer(steps: Sequence[StepRecord]) -> Panel:
     for path in sorted(claimed, key=lambda p: p != "reference"):
         _add(figure, path, claimed[path], measured[path], live)
     step_axis(figure, (s.step for s in records))
+    typical = steps if len(ranks) == 1 else records
     medians = [
-        f"{path_label(p)} claims {number(middle(records, path_value(p, 'normalizer')))}, measured "
-        f"{number(middle(records, path_value(p, 'normalizer_measured')))}"
+        f"{path_label(p)} claims {number(middle(typical, path_value(p, 'normalizer')))}, measured "
+        f"{number(middle(typical, path_value(p, 'normalizer_measured')))}"
         for p in claimed
     ]
     one_rank = f" Rank {ranks[0]} of {len(ranks)} ranks is shown." if len(ranks) > 1 else ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
 
 import plotly.graph_objects as go
 
 from driftscope.dashboards.figures.base import COLORS, GREY, Panel, new_figure, set_log, translucent
 from driftscope.dashboards.figures.ratio_time import ratio_value
-from driftscope.dashboards.series import middle, values, why_unavailable
+from driftscope.dashboards.series import extremes, middle, why_unavailable
 from driftscope.dashboards.wording import number, percent
 from driftscope.records import StepRecord
 
@@ -42,10 +41,10 @@ def ratio_distribution(steps: Sequence[StepRecord]) -> Panel:
         if edges[0] <= 0:
             at_zero.append(name)
         edges = [max(v, positive) for v in edges]
-        extremes = [v for v in _extremes(steps, which) if v > 0]
-        shown += edges + extremes
+        ends = [v for v in _extremes(steps, which) if v > 0]
+        shown += edges + ends
         words.append(f"{name}: median {number(edges[2])}, middle 90% from {number(edges[0])} to {number(edges[4])}")
-        _add_box(figure, name, COLORS[path], edges, extremes)
+        _add_box(figure, name, COLORS[path], edges, ends)
     if not words:
         why = why_unavailable(steps, "is_ratio", "sampling_logps")
         zeros = f"every recorded quantile of the ratio is zero ({', '.join(at_zero)})." if at_zero else None
@@ -70,16 +69,17 @@ def ratio_distribution(steps: Sequence[StepRecord]) -> Panel:
 
 
 def _edges(steps: Sequence[StepRecord], which: str) -> list[float] | None:
-    found = [values(steps, ratio_value(which, q)) for q in BOX]
-    return [median(v) for v in found] if all(found) else None
+    found = [middle(steps, ratio_value(which, q)) for q in BOX]
+    known = [v for v in found if v is not None]
+    return known if len(known) == len(BOX) else None
 
 
 def _extremes(steps: Sequence[StepRecord], which: str) -> list[float]:
-    low, high = values(steps, ratio_value(which, "min")), values(steps, ratio_value(which, "max"))
-    return ([min(low)] if low else []) + ([max(high)] if high else [])
+    low, high = extremes(steps, ratio_value(which, "min")), extremes(steps, ratio_value(which, "max"))
+    return ([low[0]] if low else []) + ([high[1]] if high else [])
 
 
-def _add_box(figure: go.Figure, name: str, color: str, edges: list[float], extremes: list[float]) -> None:
+def _add_box(figure: go.Figure, name: str, color: str, edges: list[float], ends: list[float]) -> None:
     figure.add_trace(
         go.Box(
             y=[name],
@@ -96,11 +96,11 @@ def _add_box(figure: go.Figure, name: str, color: str, edges: list[float], extre
             width=0.5,
         )
     )
-    if extremes:
+    if ends:
         figure.add_trace(
             go.Scatter(
-                x=extremes,
-                y=[name] * len(extremes),
+                x=ends,
+                y=[name] * len(ends),
                 mode="markers",
                 name=name,
                 marker={"color": color, "size": 7},

@@ -16,10 +16,11 @@ from driftscope.dashboards.figures.base import (
     step_axis,
 )
 from driftscope.dashboards.figures.lines import add_band, add_line
-from driftscope.dashboards.series import Getter, Line, by_step, middle, why_unavailable
+from driftscope.dashboards.series import Field, Getter, Line, by_step, getter, middle, why_unavailable
 from driftscope.dashboards.wording import clean, number
 from driftscope.records import RatioStats, StepRecord
 
+KEPT_MASS = getter("is_ratio.kept_mass")
 ID, TITLE = "is-ratio", "Importance sampling ratio over the steps"
 
 
@@ -28,16 +29,11 @@ def ratio_stats(record: StepRecord, which: str) -> RatioStats | None:
     return getattr(record.is_ratio, which) if record.is_ratio is not None else None
 
 
-def ratio_value(which: str, field: str) -> Getter:
+def ratio_value(which: str, figure: str) -> Getter:
     """A getter for a statistic (``mean``, ``min``, a quantile such as ``p50``) of one of the ratios."""
-
-    def get(record: StepRecord) -> float | None:
-        stats = ratio_stats(record, which)
-        if stats is None:
-            return None
-        return stats.quantiles.get(field) if field.startswith("p") else getattr(stats, field)
-
-    return get
+    if figure.startswith("p"):
+        return Field(("is_ratio", which, "quantiles", figure))
+    return Field(("is_ratio", which, figure))
 
 
 def ratio_time(steps: Sequence[StepRecord]) -> Panel:
@@ -47,7 +43,7 @@ def ratio_time(steps: Sequence[StepRecord]) -> Panel:
         "applied by the loss": (_spread(steps, "applied"), COLORS["liger"], 2.0, "solid"),
         "raw, per token": (_spread(steps, "raw_token"), COLORS["corrected"], 2.0, "dash"),
     }
-    kept = by_step(steps, lambda s: s.is_ratio.kept_mass if s.is_ratio else None, log=True)
+    kept = by_step(steps, KEPT_MASS, log=True)
     drawn = {name: entry for name, entry in lines.items() if not entry[0][0].empty}
     if not drawn and kept.empty:
         note = next((s.is_ratio.note for s in reversed(steps) if s.is_ratio and s.is_ratio.note), None)
@@ -60,7 +56,7 @@ def ratio_time(steps: Sequence[StepRecord]) -> Panel:
         add_line(figure, mean, name=name, color=color, width=width, dash=dash, band=False)
     if not kept.empty:
         add_line(figure, kept, name="kept probability mass", color=GREY, width=2.0, dash="dot", band=False)
-    cap = middle(steps, lambda s: s.is_ratio.cap if s.is_ratio else None)
+    cap = middle(steps, getter("is_ratio.cap"))
     figure.add_hline(y=1, line={"color": GREY, "width": 1.2})
     if cap is not None and cap > 0:
         mark_level(figure, cap, f"cap {cap:g}", AMBER)
@@ -69,7 +65,7 @@ def ratio_time(steps: Sequence[StepRecord]) -> Panel:
     step_axis(figure, (s.step for s in steps))
     applied = middle(steps, ratio_value("applied", "mean"))
     raw = middle(steps, ratio_value("raw", "mean"))
-    mass = middle(steps, lambda s: s.is_ratio.kept_mass if s.is_ratio else None)
+    mass = middle(steps, KEPT_MASS)
     kept_words = (
         f" The kept mass, {number(mass)} here, is what top_p, top_k or min_p leaves of the distribution."
         if mass
@@ -87,20 +83,19 @@ def ratio_time(steps: Sequence[StepRecord]) -> Panel:
 
 
 def _spread(steps: Sequence[StepRecord], which: str) -> tuple[Line, Line]:
-    """(mean with min and max, mean with p05 and p95). A zero at the bottom becomes the lowest positive value known."""
+    """(mean with min and max, mean with p05 and p95). A zero at the bottom becomes the lowest positive value known.
+
+    The second stands at the steps whose quantiles are on record.
+    """
     mean = by_step(steps, ratio_value(which, "mean"), log=True)
-    outer = _edges(steps, which, "min", "max")
-    inner = _edges(steps, which, "p05", "p95")
-    return (
-        Line(mean.x, mean.mid, outer[0], outer[1], mean.dropped),
-        Line(mean.x, mean.mid, inner[0], inner[1], mean.dropped),
-    )
+    return _between(steps, which, mean, "min", "max"), _between(steps, which, mean, "p05", "p95")
 
 
-def _edges(
-    steps: Sequence[StepRecord], which: str, low: str, high: str
-) -> tuple[list[float | None], list[float | None]]:
+def _between(steps: Sequence[StepRecord], which: str, mean: Line, low: str, high: str) -> Line:
     bottom, top = by_step(steps, ratio_value(which, low)), by_step(steps, ratio_value(which, high), log=True)
     floor = min((v for v in (*top.low, *bottom.low) if v is not None and v > 0), default=None)
-    lows = [v if v is None or v > 0 else floor for v in bottom.low]
-    return lows, top.high
+    lows = {x: v if v is None or v > 0 else floor for x, v in zip(bottom.x, bottom.low, strict=True)}
+    highs = dict(zip(top.x, top.high, strict=True))
+    keep = [i for i, x in enumerate(mean.x) if low == "min" or x in lows]
+    xs = [mean.x[i] for i in keep]
+    return Line(xs, [mean.mid[i] for i in keep], [lows.get(x) for x in xs], [highs.get(x) for x in xs], mean.dropped)

@@ -16,25 +16,26 @@ from driftscope.dashboards.figures.base import (
     step_axis,
 )
 from driftscope.dashboards.figures.lines import add_line
-from driftscope.dashboards.series import by_step, middle, values, why_unavailable
+from driftscope.dashboards.series import by_step, extremes, getter, middle, why_unavailable
 from driftscope.dashboards.wording import number
 from driftscope.records import StepRecord
 
+RESIDUAL = getter("residual")
 ID, TITLE = "residual", "Residual of the live path"
 
 
 def residual(steps: Sequence[StepRecord]) -> Panel:
     """|g - c u| / |g| of the live hidden gradient, next to the noise floor of the run."""
-    line = by_step(steps, lambda s: s.residual, log=True)
+    line = by_step(steps, RESIDUAL, log=True)
     if line.empty:
-        exact = values(steps, lambda s: s.residual)
+        exact = extremes(steps, RESIDUAL)
         zero = "it is exactly zero at every step, which a logarithmic axis cannot show." if exact else None
         why = why_unavailable(steps, "residual", "spectrum")
         return Panel.missing(ID, TITLE, zero or why or "no record measured the live hidden gradient.")
     live = steps[-1].live
     figure = new_figure(y_title="residual, relative")
     add_line(figure, line, name=name_of(live, live), color=color_of(live))
-    floor = middle(steps, lambda s: s.gap.noise_floor if s.gap else None)
+    floor = middle(steps, getter("gap.noise_floor"))
     if floor:
         mark_level(figure, floor, f"noise floor {number(floor)}", GREY)
     seen = [v for v in (*line.low, *line.high, floor or None) if v is not None]
@@ -49,5 +50,5 @@ def residual(steps: Sequence[StepRecord]) -> Panel:
         "live path "
         "treats differently." + dropped_note([line]),
         alt=f"Residual of the live path over the steps, logarithmic: median "
-        f"{number(middle(steps, lambda s: s.residual))}.",
+        f"{number(middle(steps, RESIDUAL))}.",
     )  # fmt: skip

@@ -17,7 +17,7 @@ from driftscope.attribute import Scene
 from driftscope.batch import TokenBatch
 from driftscope.capsule.checks import DTYPES
 from driftscope.capsule.format import Capsule
-from driftscope.kernels import fused_linear_logprobs
+from driftscope.kernels import Directions, fused_linear_logprobs, linear_directions
 from driftscope.spectrum import Head, HeadView, Spectrum, measure, tile_rows
 
 WORKSPACE_BYTES = 256 * 2**20
@@ -96,15 +96,23 @@ def _head(capsule: Capsule, weight: Tensor, scale: float, softcap: float | None,
         raw = scale * torch.nn.functional.linear(hidden, weight, bias)
         return softcap * torch.tanh(raw / softcap) if softcap else raw
 
+    settings: dict[str, Any] = {
+        "bias": bias,
+        "temperature": temperature,
+        "softcap": softcap,
+        "logit_scale": scale,
+        "workspace_bytes": max(WORKSPACE_BYTES, weight.shape[0] * 16),
+    }
+
     def quick(hidden: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
-        logps, entropies = fused_linear_logprobs(
-            hidden, weight, targets, bias=bias, temperature=temperature, softcap=softcap, logit_scale=scale,
-            with_entropy=True, workspace_bytes=max(WORKSPACE_BYTES, weight.shape[0] * 8),
-        )  # fmt: skip
+        logps, entropies = fused_linear_logprobs(hidden, weight, targets, with_entropy=True, **settings)
         assert entropies is not None
         return logps, entropies
 
-    return Head(logits, quick if fused else None)
+    def directions(hidden: Tensor, targets: Tensor, entropy: bool) -> Directions:
+        return linear_directions(hidden, weight, targets, with_entropy=entropy, **settings)
+
+    return Head(logits, quick, directions) if fused else Head(logits)
 
 
 def autocast(capsule: Capsule) -> torch.autocast:

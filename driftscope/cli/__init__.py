@@ -14,6 +14,7 @@ import click
 from driftscope import __version__
 from driftscope.cli.bench import bench
 from driftscope.cli.check import check
+from driftscope.cli.compare import compare_runs
 from driftscope.cli.demo import demo
 from driftscope.cli.doctor import doctor
 from driftscope.cli.replay import replay
@@ -29,7 +30,7 @@ def commands() -> None:
     """Is the loss that a GRPO run optimises the loss that was configured?"""
 
 
-for _verb in (bench, check, demo, doctor, replay, report):
+for _verb in (bench, check, compare_runs, demo, doctor, replay, report):
     commands.add_command(_verb)
 
 

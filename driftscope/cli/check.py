@@ -8,9 +8,10 @@ from pathlib import Path
 
 import click
 
-from driftscope._journal_reader import Run, read_run
+from driftscope._journal_reader import Run
 from driftscope._text import printable
 from driftscope.errors import EXIT_CLEAN, EXIT_FINDINGS, EXIT_USAGE
+from driftscope.reading import Summary, read_any
 from driftscope.records import SEVERITIES
 from driftscope.verdict import NOT_JUDGED, FindingSummary, Verdict, judge
 
@@ -30,7 +31,7 @@ def check(run: Path, fail_on: str, as_json: bool) -> int:
 
     Exit code 0: nothing at or over the level; 1: findings; 2: the records cannot be read, or nothing was measured.
     """
-    recorded = read_run(run)
+    recorded = read_any(run)
     verdict = judge(recorded)
     code = exit_code(verdict, fail_on)
     if as_json:
@@ -51,14 +52,14 @@ def exit_code(verdict: Verdict, fail_on: str) -> int:
     return EXIT_FINDINGS if failing else EXIT_CLEAN
 
 
-def as_dict(run: Run, verdict: Verdict, fail_on: str, code: int) -> dict[str, object]:
+def as_dict(run: Run | Summary, verdict: Verdict, fail_on: str, code: int) -> dict[str, object]:
     """The verdict as the JSON object that ``--json`` prints."""
     return {
         "run_id": run.info.run_id if run.info is not None else None,
         **asdict(verdict),
         "fail_on": fail_on,
         "exit_code": code,
-        "steps": len(run.steps),
+        "steps": len(run.steps) if isinstance(run, Run) else run.records,
         "problems": run.problems,
     }
 

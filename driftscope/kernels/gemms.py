@@ -88,7 +88,7 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
             torch.mm(a, b, out=total)
         else:
             total.addmm_(a, b)
-    elif total.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out"):
+    elif _writes_wide(total):
         if first:
             torch.mm(a, b, out_dtype=total.dtype, out=total)
         else:
@@ -99,3 +99,26 @@ def add_product_(total: Tensor, a: Tensor, b: Tensor, *, first: bool) -> None:
         for start in range(0, a.shape[0], step):
             part = slice(start, start + step)
             total[part].addmm_(a[part].to(total.dtype), wide_b, beta=0 if first else 1)
+
+
+def wide_product_(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """``out = a @ b``, (n, D), summed and left in out's dtype, where the inputs (n, V) and (V, D) may be narrower.
+
+    A GPU before torch 2.8 cannot do this in one product; there the result is rounded to the inputs' dtype once.
+    """
+    if a.dtype == out.dtype:
+        torch.mm(a, b, out=out)
+    elif _writes_wide(out):
+        torch.mm(a, b, out_dtype=out.dtype, out=out)
+    elif out.is_cuda:
+        out.copy_(a @ b)
+    else:
+        step = max(1, SLICE_BYTES // ((a.shape[0] + b.shape[1]) * out.element_size()))
+        for start in range(0, a.shape[1], step):
+            part = slice(start, start + step)
+            out.addmm_(a[:, part].to(out.dtype), b[part].to(out.dtype), beta=0 if start == 0 else 1)
+
+
+def _writes_wide(out: Tensor) -> bool:
+    """Whether a product of narrow inputs can be written in out's wider dtype."""
+    return out.is_cuda and hasattr(torch.ops.aten.addmm, "dtype_out")

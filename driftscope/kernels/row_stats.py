@@ -5,10 +5,13 @@ Shapes: n rows. All vectors are float32 (float64 for float64 tiles).
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+ROWS_A_LINE = 32  # float32 numbers in the 128 bytes of a cache line
 
 
 @dataclass(frozen=True)
@@ -22,8 +25,12 @@ class RowStats:
 
     @classmethod
     def empty(cls, rows: int, dtype: torch.dtype, device: torch.device) -> RowStats:
-        """Room for the statistics of that many rows."""
-        return cls(*torch.empty(4, rows, dtype=dtype, device=device).unbind(0))
+        """Room for the statistics of that many rows.
+
+        Each vector starts at a whole cache line: Triton compiles a kernel anew for a pointer that is not aligned.
+        """
+        room = torch.empty(4, math.ceil(rows / ROWS_A_LINE) * ROWS_A_LINE, dtype=dtype, device=device)
+        return cls(*room[:, :rows].unbind(0))
 
     def part(self, index: slice) -> RowStats:
         """The same memory, some rows."""

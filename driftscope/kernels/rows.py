@@ -37,6 +37,11 @@ class RowOps(Protocol):
     ) -> None:
         """Overwrite raw logits by dL/draw = (c (1[v = target] - p_v) - e p_v (log p_v + H)) dz/draw."""
 
+    def stats_gradient_(
+        self, tile: Tensor, bias: Tensor | None, targets: Tensor, transform: HeadTransform, out: RowStats
+    ) -> None:
+        """Fill ``out``, and overwrite raw logits by dlogp/draw = (1[v = target] - p_v) dz/draw."""
+
     def loss_(
         self,
         tile: Tensor,

@@ -50,6 +50,14 @@ def gradient_(
     tile.copy_(grad * transform.slope(raw))
 
 
+def stats_gradient_(
+    tile: Tensor, bias: Tensor | None, targets: Tensor, transform: HeadTransform, out: RowStats
+) -> None:
+    """Fill ``out``, and overwrite raw logits (n, V) by the gradient of sum_n logp."""
+    stats(tile, bias, targets, transform, out)
+    gradient_(tile, bias, targets, transform, out, out.logps.new_ones(out.logps.shape), None)
+
+
 def loss_(
     tile: Tensor,
     bias: Tensor | None,

@@ -73,6 +73,17 @@ def gradient_(
     )  # fmt: skip
 
 
+def stats_gradient_(
+    tile: Tensor, bias: Tensor | None, targets: Tensor, transform: HeadTransform, out: RowStats
+) -> None:
+    """Fill ``out``, and overwrite raw logits (n, V) by the gradient of sum_n logp; the second look hits the cache."""
+    flags, numbers = _head(tile, bias, transform)
+    triton_rows.stats_gradient_kernel[(tile.shape[0],)](
+        tile, tile.stride(0), _or(bias, out.logps), targets, out.logps, out.entropies, out.peaks, out.logsums,
+        tile.shape[1], float(numbers["scale"]), float(numbers["cap"]), float(numbers["slope"]), **flags,
+    )  # fmt: skip
+
+
 def loss_(
     tile: Tensor,
     bias: Tensor | None,

@@ -178,6 +178,25 @@ def gradient_kernel(x_ptr, stride, bias_ptr, targets_ptr, c_ptr, e_ptr, entropie
 
 
 @triton.jit
+def stats_gradient_kernel(x_ptr, stride, bias_ptr, targets_ptr, logps_ptr, entropies_ptr, peaks_ptr, logsums_ptr, V,
+                          scale, cap, slope, HAS_BIAS: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr,
+                          L: tl.constexpr, K: tl.constexpr):  # fmt: skip
+    """Statistics of every row, and the gradient of sum logp in place of the raw logits, in one go; grid (n,)."""
+    row = tl.program_id(0).to(tl.int64)
+    target = tl.load(targets_ptr + row)
+    logp, entropy, peak, logsum = _row_stats(x_ptr + row * stride, bias_ptr, target, V, scale, cap, HAS_BIAS, CAPPED,
+                                             SCALED, True, L, K)  # fmt: skip
+    tl.store(logps_ptr + row, logp)
+    tl.store(entropies_ptr + row, entropy)
+    tl.store(peaks_ptr + row, peak)
+    tl.store(logsums_ptr + row, logsum)
+    # Every thread of the row must have read its logits before they are replaced.
+    tl.debug_barrier()
+    _row_gradient(x_ptr + row * stride, bias_ptr, target, slope, slope, peak, logsum, entropy, V, scale, cap, HAS_BIAS,
+                  CAPPED, SCALED, False, L, K)  # fmt: skip
+
+
+@triton.jit
 def _policy_term(logp, ratio, advantage, low, high, delta, tau_pos, tau_neg, KIND: tl.constexpr,
                  HAS_DELTA: tl.constexpr):  # fmt: skip
     """Policy loss of a token and its derivative by the log-prob (``driftscope.surrogates``)."""

@@ -187,7 +187,7 @@ def quantiles_from_bins(record: StepRecord) -> None:
     for name in RATIOS:
         stats: RatioStats | None = getattr(out, name)
         levels = found.applied if name == "applied" else found.raw
-        if stats is None or stats.share_masked:
+        if stats is None or levels is None or stats.share_masked:
             continue
         bins = levels.product if stats.level == "sequence" else levels.token
         if bins.count == stats.count and bins.quantiles.keys() >= stats.quantiles.keys():

@@ -49,6 +49,8 @@ class Thresholds:
     """Kept probability mass per token below which truncated sampling is a warning."""
     all_masked: float = 0.999
     """Share of masked or capped ratios that counts as all."""
+    straggler: float = 1.5
+    """Own time of the slowest rank, as a multiple of the other ranks' median, that is a warning."""
     unmeasured_noise: float = 2.0**-8
     """Noise floor assumed where none was measured: the rounding of bfloat16."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from driftscope._text import sig
-from driftscope.records import RankRow, StepRecord
+from driftscope.records import RankRow, Severity, StepRecord
 from driftscope.rules.base import Finding, Rule, Thresholds, finite
 
 WORDS = {
@@ -25,7 +25,7 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
     evidence = "; ".join(_told(name, where, ranks.rows) for name, where in found.items())
     named = f"Rank{'s' if len(which) > 1 else ''} {', '.join(map(str, which[:8]))}"
     title = f"{named} {'disagree' if len(which) > 1 else 'disagrees'} with the other ranks"
-    severity = "critical" if "coef_error" in found or "causes" in found else "warning"
+    severity: Severity = "critical" if "coef_error" in found or "causes" in found else "warning"
     return Finding(severity, title, evidence, RULE.remedy)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from driftscope._text import sig
-from driftscope.records import StepRecord
+from driftscope.records import Severity, StepRecord
 from driftscope.rules.base import Finding, Rule, Thresholds, finite
 
 
@@ -19,7 +19,7 @@ def check(record: StepRecord, thresholds: Thresholds) -> Finding | None:
     listed = ", ".join(f"rank {rank}: {sig(v)} for {tokens} tokens" for rank, tokens, v in known[:8])
     apart = max(divisors) / min(divisors)
     evidence = f"measured divisors {listed}; a token weighs {sig(apart)} times as much on one rank as on another"
-    severity = "critical" if apart >= thresholds.gap_critical else "warning"
+    severity: Severity = "critical" if apart >= thresholds.gap_critical else "warning"
     return Finding(severity, RULE.title, evidence, RULE.remedy)
 
 

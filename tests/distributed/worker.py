@@ -86,7 +86,15 @@ def changed(job: Job) -> Callable[[Any], Any] | None:
             return model
         from peft import LoraConfig, get_peft_model
 
-        config = LoraConfig(r=4, lora_alpha=8, target_modules=job.lora, task_type="CAUSAL_LM", init_lora_weights=False)
+        # A trained bias: transformers gives the optimizer a second group for biases, and DeepSpeed drops an empty one.
+        config = LoraConfig(
+            r=4,
+            lora_alpha=8,
+            target_modules=job.lora,
+            task_type="CAUSAL_LM",
+            init_lora_weights=False,
+            bias="lora_only",
+        )
         return get_peft_model(model, config)
 
     return change

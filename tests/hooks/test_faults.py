@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import math
 from typing import Any
 
@@ -12,51 +11,8 @@ import torch
 from driftscope.errors import UnsupportedTrainerError, UsageError
 from driftscope.hooks.callback import DriftscopeCallback
 from driftscope.hooks.scope import attach
+from tests.faults.stages import STAGES, break_it
 from tests.hooks.runs import alerts_of, notes_of, steps_of, trainer
-
-# stage -> where its work is done
-STAGES = {
-    "capture": "driftscope.hooks.scope:Scope._keep_inputs",
-    "record": "driftscope.hooks.probe:Probe.analyse",
-    "counts": "driftscope.hooks.probe:count_tokens",
-    "config": "driftscope.hooks.adapters:spec_from_trainer",
-    "is_ratio": "driftscope.is_ratio:describe_ratio",
-    "head": "driftscope.hooks.headpass:measure",
-    "reference": "driftscope.hooks.probe:reference_algebra",
-    "liger": "driftscope.hooks.shadow:LigerPath.algebra",
-    "oracle": "driftscope.attribute:coefficients",
-    "compare": "driftscope.hooks.probe:solve",
-    "attribution": "driftscope.hooks.compare:attribute",
-    "kept_mass": "driftscope.is_ratio:truncated_support",
-    "fused_call": "driftscope.hooks.shadow:LigerPath.fused_call",
-    "corrected": "driftscope.hooks.correct:FusedHead.score",
-    "param_norm": "driftscope.hooks.deep:add_micro_batch",
-    "capsule": "driftscope.hooks.capsules:Capsules.offer",
-    "rules": "driftscope.rules:evaluate",
-    "journal": "driftscope.journal:encode",
-    "metrics": "driftscope.hooks.recorder:metric_values",
-    "run_info": "driftscope.hooks.recorder:describe_run",
-    "report": "driftscope.dashboards.report:render",
-    "console": "driftscope.dashboards.console:ConsoleReporter.alert",
-    "window": "driftscope.hooks.scope:Scope.end_window",
-}
-
-
-def break_it(monkeypatch: pytest.MonkeyPatch, place: str) -> list[int]:
-    """Make a function raise; returns a list that counts its calls."""
-    module_name, _, path = place.partition(":")
-    owner: Any = importlib.import_module(module_name)
-    *parents, name = path.split(".")
-    for parent in parents:
-        owner = getattr(owner, parent)
-    calls: list[int] = []
-
-    def broken(*_: Any, **__: Any) -> Any:
-        calls.append(1)
-        raise RuntimeError("broken on purpose")
-
-    monkeypatch.setattr(owner, name, broken)
-    return calls
 
 
 @pytest.mark.parametrize("stage", STAGES)

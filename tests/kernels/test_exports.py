@@ -6,7 +6,14 @@ import pytest
 
 import driftscope.kernels as kernels
 
-PUBLIC = ["FusedLoss", "fused_linear_grpo", "fused_linear_grpo_loss", "fused_linear_logprobs"]
+PUBLIC = [
+    "Directions",
+    "FusedLoss",
+    "fused_linear_grpo",
+    "fused_linear_grpo_loss",
+    "fused_linear_logprobs",
+    "linear_directions",
+]
 
 
 def test_the_public_names_are_these_and_resolve():

@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 @pytest.mark.slow
 @pytest.mark.skipif(INTERPRETED, reason="is the interpreter's process")
 @pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-@pytest.mark.parametrize("module", ["test_logprobs", "test_grpo"])
+@pytest.mark.parametrize("module", ["test_logprobs", "test_grpo", "test_directions"])
 def test_the_kernels_pass_the_same_tests_in_the_interpreter(module):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"tests/kernels/{module}.py"]
     environment = {**os.environ, "TRITON_INTERPRET": "1"}

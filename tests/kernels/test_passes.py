@@ -6,9 +6,11 @@ import pytest
 import torch
 
 from driftscope.errors import UsageError
+from driftscope.kernels import gemms
 from driftscope.kernels.gemms import add_product_
 from driftscope.kernels.head import default_workspace_bytes, padded, tile_rows
 from driftscope.kernels.passes import compacted
+from driftscope.kernels.row_stats import RowStats
 
 
 @pytest.mark.parametrize(
@@ -63,3 +65,26 @@ def test_products_are_summed_in_float32(dtype):
 def test_tiles_fill_whole_waves_of_the_multiprocessors(hidden_size, budget_rows, expected):
     budget = budget_rows * padded(1000) * 2
     assert tile_rows(10**6, 1000, 2, budget, hidden_size=hidden_size, processors=132) == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_wide_products_are_not_rounded_to_the_inputs(dtype, device, monkeypatch):
+    """In slices of the inner dimension where the device cannot write float32 itself; old contents are gone."""
+    g = torch.Generator().manual_seed(0)
+    a, b = torch.randn(5, 300, generator=g).to(device, dtype), torch.randn(300, 7, generator=g).to(device, dtype)
+    wanted = a.double() @ b.double()
+    for slice_bytes in (1, 1 << 10, 1 << 28):
+        monkeypatch.setattr(gemms, "SLICE_BYTES", slice_bytes)
+        out = torch.full((5, 7), float("nan"), device=device)
+        gemms.wide_product_(out, a, b)
+        if device == "cuda" and not hasattr(torch.ops.aten.addmm, "dtype_out"):
+            torch.testing.assert_close(out.double(), wanted, rtol=torch.finfo(dtype).eps, atol=1e-2)
+        else:
+            torch.testing.assert_close(out.double(), wanted, rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 129])
+def test_statistics_of_any_number_of_rows_start_aligned(rows, device):
+    vectors = vars(RowStats.empty(rows, torch.float32, torch.device(device))).values()
+    assert all(v.shape == (rows,) and v.stride() == (1,) for v in vectors)
+    assert all(v.data_ptr() % 16 == 0 for v in vectors)

@@ -16,12 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_codes_are_stable_and_in_order():
     groups = {
-        1: 16,
+        1: 17,
         2: 13,
         3: 9,
         4: 4,
+        5: 3,
         9: 1,
-    }  # loss paths, sampling, gradient flow and PEFT, numerics, Driftscope itself
+    }  # loss paths, sampling, gradient flow and PEFT, numerics, ranks, Driftscope itself
     expected = [f"DS{group}{n:02d}" for group, count in groups.items() for n in range(1, count + 1)]
     assert [rule.code for rule in registry()] == expected
 
