@@ -43,7 +43,7 @@ SWEEPS: dict[str, list[Case]] = {
     ],
     "several": [
         {"name": "0.5b DDP", "seconds": 16},
-        {"name": "1.5b FSDP2", "shape": "1.5b", "fsdp2": True, "seconds": 18},
+        {"name": "1.5b FSDP2", "shape": "1.5b", "fsdp2": True, "tiers": ["spectrum"], "seconds": 25},
         {"name": "0.5b DDP LoRA", "lora": True, "tiers": ["deep", "spectrum"], "seconds": 10},
     ],
     "tiny": [

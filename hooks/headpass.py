@@ -20,7 +20,7 @@ from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.capture import MicroBatch
 from driftscope.hooks.head import MODEL_HEAD, RAW_HEAD, HeadTransform, measure_transform, model_head, raw_head
-from driftscope.hooks.sharding import ShardedHead
+from driftscope.hooks.sharding import ShardedHead, whole_shape
 from driftscope.kernels import Directions, fused_linear_logprobs, linear_directions
 from driftscope.kernels.directions import DirectionsOf
 from driftscope.records import StepRecord
@@ -71,7 +71,7 @@ class Heads:
 
     def rows(self) -> int:
         """Tokens of one logits tile within the workspace budget."""
-        return tile_rows(self.inner.get_output_embeddings().weight.shape[0], self.config.workspace_bytes)
+        return tile_rows(whole_shape(self.inner.get_output_embeddings().weight)[0], self.config.workspace_bytes)
 
     def take(self, batch: MicroBatch, spec: LossSpec, record: StepRecord) -> HeadPass | None:
         """The head pass of a captured micro-batch, or ``None`` with the reason on record."""

@@ -202,8 +202,9 @@ class Recorder:
 
     def rest(self) -> None:
         """The training has ended: leave the run directory to other runs."""
-        if self.journal is not None:
-            self.journal.rest()
+        for journal in (self.journal, self.own_journal):
+            if journal is not None:
+                journal.rest()
 
     def _journal(self, record: StepRecord | AlertRecord) -> None:
         if self.journal is not None:

@@ -233,7 +233,9 @@ class Scope:
         record.step_ms = step_ms
         window.records[window.micro_step] = record
         window.locals[window.micro_step] = batch.local
+        window.failed.add(window.micro_step)
         self.probe.analyse(batch, record)
+        window.failed.remove(window.micro_step)
         record.unavailable.update(self.guard.off)
         return record
 

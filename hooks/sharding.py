@@ -7,6 +7,7 @@ prepared them, accelerate's plugins say what they will be.
 from __future__ import annotations
 
 import importlib
+import math
 import sys
 from collections import OrderedDict
 from collections.abc import Iterator, Mapping
@@ -127,6 +128,11 @@ def is_split(parameter: Tensor) -> bool:
     return hasattr(parameter, "ds_status") and parameter.ds_status.name != "AVAILABLE"
 
 
+def whole_shape(parameter: Tensor) -> tuple[int, ...]:
+    """The shape of a parameter over all processes; FSDP version 1 keeps none, there it is that of the part at hand."""
+    return tuple(getattr(parameter, "ds_shape", parameter.shape))
+
+
 class ShardedHead:
     """The output head of a model in several shards: gathered once a step, whole in its place where it is measured.
 
@@ -150,7 +156,7 @@ class ShardedHead:
         """
         if not self._gathers() or self._current():
             return
-        sizes = [getattr(p, "ds_numel", p.numel()) * self._dtype(p).itemsize for p in self._parameters().values()]
+        sizes = [math.prod(whole_shape(p)) * self._dtype(p).itemsize for p in self._parameters().values()]
         torch.empty(2 * sum(sizes), dtype=torch.uint8, device=self.trainer.accelerator.device)
 
     def gather(self) -> None:

@@ -168,7 +168,7 @@ def pack_blocks(window: Window) -> tuple[list[list[float]], Tensor]:
     for m in window.chosen[:MOST_BLOCKS]:
         record, local = window.records.get(m), window.locals.get(m, Local())
         packed = local.mismatch.pack().cpu() if local.mismatch is not None else None
-        row = row_of(record, local) if record is not None else empty_row()
+        row = row_of(record, local) if record is not None and m not in window.failed else empty_row()
         bounds = packed[mismatch_layout.SUMS :].tolist() if packed is not None else [math.nan] * BOUNDS
         rows.append([*row, *bounds])
         if window.tier != "light":

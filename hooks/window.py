@@ -35,6 +35,7 @@ class Window:
     micro_step: int = 0
     records: dict[int, StepRecord] = field(default_factory=dict)
     locals: dict[int, Local] = field(default_factory=dict)
+    failed: set[int] = field(default_factory=set)  # micro-batches whose analysis broke off
     grad_norm: Any = None
     own_ms: float = 0.0
     forward_spans: list[tuple[Any, Any]] = field(default_factory=list)

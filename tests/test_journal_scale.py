@@ -190,7 +190,7 @@ def test_the_sums_of_a_long_run_are_those_of_its_records(tmp_path):
 
 
 def cached(directory):
-    return directory / cache.CACHE_NAME
+    return directory / "records.summary"
 
 
 def test_a_later_reader_goes_on_where_an_earlier_one_stopped(tmp_path, small_cache, monkeypatch):

@@ -20,7 +20,7 @@ from typing import Any
 from driftscope.reading.fold import Fold
 from driftscope.records import RunInfo
 
-CACHE_NAME = "records.summary"
+SUFFIX = ".summary"
 CACHE_BYTES = 64 * 2**20
 """A smaller journal is read anew each time."""
 MAX_CACHE_BYTES = 256 * 2**20
@@ -78,8 +78,8 @@ class _Unpickler(pickle.Unpickler):
 
 def save(fold: Fold, path: Path, end: int, info: RunInfo | None) -> bool:
     """Keep the sums over the first ``end`` bytes of the journal; whether that was possible."""
-    target = path.with_name(CACHE_NAME)
-    partial = target.with_name(f".{CACHE_NAME}.{os.getpid()}")
+    target = path.with_suffix(SUFFIX)
+    partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         state = {name: value for name, value in fold.__dict__.items() if name not in _NOT_KEPT}
         body = zlib.compress(pickle.dumps(state, protocol=pickle.HIGHEST_PROTOCOL), 1)
@@ -96,7 +96,7 @@ def save(fold: Fold, path: Path, end: int, info: RunInfo | None) -> bool:
 def load(path: Path, info: RunInfo | None) -> tuple[Fold, int] | None:
     """The sums that were kept and the number of bytes that they cover, where they can be trusted."""
     try:
-        kept = path.with_name(CACHE_NAME)
+        kept = path.with_suffix(SUFFIX)
         if kept.stat().st_size > MAX_CACHE_BYTES:
             return None
         first, _, body = kept.read_bytes().partition(b"\n")

@@ -1,4 +1,4 @@
-"""Run by the test beside it, in two processes: one training after another, each with another function broken on rank 1.
+"""Run by the test beside it, in two processes: trainings one after another, each with a function broken on rank 1.
 
 Prints a line of JSON for each: what was broken, the steps that were trained, the seconds, the stages that are off.
 """
@@ -41,9 +41,12 @@ def one(directory: Path, label: str, place: str, deep: bool) -> None:
         finally:
             broken.undo()
         weights = [p.detach().double().sum() for p in made.model.parameters()]
+        off = dict(scope.guard.off)
+        if scope.together.ranks.why:
+            off["line"] = scope.together.ranks.why
         told = {
             "label": label, "rank": rank, "calls": len(calls), "steps": made.state.global_step,
-            "seconds": time.monotonic() - begun, "off": {**scope.guard.off, **({"line": why} if (why := scope.together.ranks.why) else {})}, "weights": float(torch.stack(weights).sum()),
+            "seconds": time.monotonic() - begun, "off": off, "weights": float(torch.stack(weights).sum()),
         }  # fmt: skip
     print(json.dumps(told), flush=True)
 

@@ -143,7 +143,7 @@ def environments(job: Job, count: int) -> list[dict[str, str]]:
     if zero:
         common |= {"DS_ACCELERATOR": job.device, "ACCELERATE_USE_DEEPSPEED": "true"}
     if count == 1:
-        return [common]
+        return [common | ({"CUDA_VISIBLE_DEVICES": "0"} if job.device == "cuda" else {})]
     rendezvous = {"WORLD_SIZE": str(count), "LOCAL_WORLD_SIZE": str(count), "MASTER_ADDR": "127.0.0.1"}
     common |= rendezvous | {"MASTER_PORT": str(_free_port())}
     return [common | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(count)]

@@ -32,7 +32,7 @@ NOT_ON_RANK_1 = {
     "console", "drift", "rules", "records", "journal", "metrics", "report", "run_info spec", "capsule save", "merged",
     "profile", "capsule", "capsule begin", "run_info", "param_norm close",
 }  # fmt: skip
-ALONE = {"attach", "agree", "exchange", "begin_step", "finish_step", "connect", "window"}
+ALONE = {"attach", "agree", "exchange", "begin_step", "finish_step", "connect"}
 """Failures after which the ranks go on without each other's figures."""
 
 

@@ -48,7 +48,7 @@ STAGES = {
     "window": "driftscope.hooks.scope:Scope.end_window",
 }
 # Tested elsewhere: they need several processes, or a loss without a graph.
-ELSEWHERE = {"gather", "ranks", "pack", "gradient_flow"}
+ELSEWHERE = {"gather", "ranks", "pack", "rank_journal", "gradient_flow"}
 
 
 def break_it(monkeypatch: pytest.MonkeyPatch, place: str, error: Exception | None = None) -> list[int]:

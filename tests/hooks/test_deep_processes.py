@@ -37,6 +37,7 @@ def launch(tmp_path: Path, how: str) -> list[dict[str, Any]]:
     finally:
         for process in started:
             process.kill()
+            process.communicate()
     made = tmp_path / f"{how}.json"
     records: list[dict[str, Any]] = json.loads(made.read_text(encoding="utf-8")) if made.exists() else []
     return [r for r in records if r["micro_step"] == 1]
