@@ -26,7 +26,7 @@ setup-current: ## build .venv/current: TRL 1.16.0, Liger 0.8.5, transformers 5.1
 	@$(SETUP) current
 
 setup-pairs: $(addprefix setup-,$(STACKS)) ## install further pairs of TRL and Liger that the tests try
-	@$(SETUP) --pairs $(STACKS)
+	@$(SETUP) --pairs --deepspeed $(STACKS)
 
 setup-vllm: ## build .venv/vllm: the current stack with a real vLLM engine for the CPU (3.7 GB)
 	@$(SETUP) --pairs vllm
@@ -41,11 +41,11 @@ test: setup-pairs ## run the tests in both stacks (options: PYTEST_ARGS="-m 'not
 	@$(PYTHON) scripts/test_stacks.py --jobs $(JOBS) $(STACKS) -- $(PYTEST_ARGS)
 
 test-seed: setup-seed ## run the tests in the seed's stack
-	@$(SETUP) --pairs seed
+	@$(SETUP) --pairs --deepspeed seed
 	@$(PYTHON) scripts/test_stacks.py seed -- $(PYTEST_ARGS)
 
 test-current: setup-current ## run the tests in the current stack
-	@$(SETUP) --pairs current
+	@$(SETUP) --pairs --deepspeed current
 	@$(PYTHON) scripts/test_stacks.py current -- $(PYTEST_ARGS)
 
 test-vllm: setup-vllm ## run the tests that need a real vLLM engine

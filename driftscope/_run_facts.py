@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -184,7 +185,8 @@ class FactsTally:
         self.kept_mass.add_finite(ratio.get("kept_mass"))
         stats, tokens = raw or applied, record.get("tokens")
         if stats is not None and stats["level"] == "sequence" and stats["count"] and tokens is not None:
-            self.length.add_finite(tokens / stats["count"])
+            with contextlib.suppress(OverflowError):  # a damaged file may hold an integer of any size
+                self.length.add_finite(tokens / stats["count"])
 
     def merge(self, other: FactsTally) -> None:
         """Take in a later part of the run."""

@@ -86,7 +86,8 @@ class Probe:
             return record
         passed = run("head", self.heads.take, batch, spec, record)
         if passed is not None:
-            self._compare(batch, spec, passed, record)
+            with self.heads.whole():
+                self._compare(batch, spec, passed, record)
         run("profile", self.limits, record)
         return record
 
@@ -165,9 +166,7 @@ class Probe:
             self.trainer, batch.inputs, tokens.logps_BT, tokens.entropies_BT, bonus=batch.entropy_coef
         )
 
-    def _liger(
-        self, batch: MicroBatch, spec: LossSpec, passed: HeadPass, record: StepRecord
-    ) -> Coefficients | None:
+    def _liger(self, batch: MicroBatch, spec: LossSpec, passed: HeadPass, record: StepRecord) -> Coefficients | None:
         """Liger's own algebra, or ``None`` with the reason on record where it cannot be had."""
         inputs = batch.inputs
         if "liger" in self.guard.off or inputs is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import platform
 import time
 import uuid
@@ -12,6 +13,7 @@ from driftscope.config import DriftscopeConfig
 from driftscope.hooks import adapters
 from driftscope.hooks.head import causal_lm
 from driftscope.hooks.refused import refused_options
+from driftscope.hooks.sharding import whole_shape
 from driftscope.records import RunInfo
 
 PACKAGES = ("torch", "trl", "liger-kernel", "transformers", "accelerate", "peft", "vllm", "triton")
@@ -38,7 +40,8 @@ def describe_run(trainer: Any, config: DriftscopeConfig, driftscope_version: str
     """The run's ``run.json`` as it stands at the start of training."""
     inner = causal_lm(trainer.accelerator.unwrap_model(trainer.model))
     embeddings = inner.get_output_embeddings()
-    trainable = sum(p.numel() for p in trainer.model.parameters() if p.requires_grad)
+    sizes = [(math.prod(whole_shape(p)), p.requires_grad) for p in trainer.model.parameters()]
+    vocabulary, hidden_size = _head_shape(inner, embeddings.weight)
     settings = {n: _plain(getattr(trainer.args, n)) for n in SETTINGS if hasattr(trainer.args, n)}
     return RunInfo(
         run_id=uuid.uuid4().hex[:12],
@@ -49,16 +52,25 @@ def describe_run(trainer: Any, config: DriftscopeConfig, driftscope_version: str
         model={
             "class": type(inner).__name__,
             "wrapper": type(trainer.model).__name__ if inner is not trainer.model else None,
-            "parameters": sum(p.numel() for p in trainer.model.parameters()),
-            "trainable": trainable,
-            "vocabulary": embeddings.weight.shape[0],
-            "hidden_size": embeddings.weight.shape[1],
+            "parameters": sum(size for size, _ in sizes),
+            "trainable": sum(size for size, trained in sizes if trained),
+            "vocabulary": vocabulary,
+            "hidden_size": hidden_size,
             "dtype": str(embeddings.weight.dtype).removeprefix("torch."),
         },
         trainer={"class": type(trainer).__name__, **settings},
         settings=config.as_dict(),
         refused=refused_options(trainer) if adapters.has_liger_loss(trainer) else [],
     )
+
+
+def _head_shape(inner: Any, weight: Any) -> tuple[int, int]:
+    """Vocabulary and hidden size: of the output head, or of the configuration where its shard keeps no shape."""
+    shape = whole_shape(weight)
+    if len(shape) == 2:
+        return shape[0], shape[1]
+    config = inner.config.get_text_config()
+    return int(config.vocab_size), int(config.hidden_size)
 
 
 def _plain(value: Any) -> Any:

@@ -16,7 +16,8 @@ import numpy as np
 
 from driftscope.reading.digest import Digest
 
-BLOCK = 4096
+PACK, BLOCK = 128, 4096
+"""Rows that become an array, and rows that are summed up, at a time."""
 STRETCHES = 40
 MAX_ROWS = 512
 MAX_COLUMNS = 4096
@@ -117,11 +118,12 @@ class Column:
 class Rows:
     """Rows of one kind, held until there are enough for numpy."""
 
-    __slots__ = ("columns", "flat", "places", "steps")
+    __slots__ = ("columns", "flat", "places", "steps", "tables")
 
     def __init__(self, columns: list[Column]) -> None:
         self.columns = columns
         self.flat: list[Any] = []
+        self.tables: list[Any] = []
         self.steps: list[int] = []
         self.places: list[int] = []
 
@@ -130,14 +132,22 @@ class Rows:
         self.flat += row
         self.steps.append(step)
         self.places.append(place)
-        if len(self.steps) >= BLOCK:
-            self.flush(stretches)
+        if not len(self.steps) % PACK:  # while the values are still in the processor's cache
+            self._pack()
+            if len(self.steps) >= BLOCK:
+                self.flush(stretches)
+
+    def _pack(self) -> None:
+        if self.flat:
+            self.tables.append(_table(self.flat, len(self.columns)))
+            self.flat = []
 
     def flush(self, stretches: Stretches) -> None:
         """Sum up the rows that are held."""
         if not self.steps:
             return
-        table = _table(self.flat, len(self.columns)).T
+        self._pack()
+        table = np.concatenate(self.tables).T
         at = np.array([stretches.of(step) for step in self.steps])
         edges = [0, *(np.flatnonzero(np.diff(at)) + 1).tolist(), len(at)]
         places = np.array(self.places, np.int64)
@@ -149,7 +159,7 @@ class Rows:
             if column.low is not None:
                 for start, end in pairwise(edges):
                     column.mark(int(at[start]), values[start:end], places[start:end])
-        self.flat, self.steps, self.places = [], [], []
+        self.tables, self.steps, self.places = [], [], []
 
 
 def _table(flat: list[Any], width: int) -> Any:

@@ -33,7 +33,8 @@ def differences(one: Any, two: Any, where: str = "") -> list[str]:
         if name in NOISE and max(abs(one), abs(two)) < 1e-5:
             return []
         limit = QUANTILE if ".quantiles." in where and ".is_ratio." in where else ROUNDING
-        return [] if math.isclose(one, two, rel_tol=limit, abs_tol=1e-9) else [f"{where}: {one} | {two}"]
+        least = ROUNDING if where.startswith(".drift.") else 1e-9  # watched series are logs of ratios
+        return [] if math.isclose(one, two, rel_tol=limit, abs_tol=least) else [f"{where}: {one} | {two}"]
     if where.endswith(".detail") and {str(x).partition("'")[2].rstrip("'") for x in (one, two)} <= SAME_NORMALIZER:
         return []
     return [] if one == two else [f"{where}: {one} | {two}"]

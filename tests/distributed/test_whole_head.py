@@ -149,3 +149,29 @@ def test_an_optimizer_that_steps_inside_the_backward(tmp_path: Path) -> None:
     records = steps_of(tmp_path / "run")
     assert len(records) == 4
     assert all("steps inside the backward" in record.unavailable["head"] for record in records)
+
+
+def test_the_dtype_and_the_state_of_the_live_forward(tmp_path: Path, one_process: Any) -> None:
+    """Gathered in the dtype that FSDP computes in, from its shards as from what it has gathered itself."""
+    from accelerate import FullyShardedDataParallelPlugin
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+    with trainer(tmp_path) as made:
+        own = made.model.lm_head
+        fully_shard(own, mesh=one_process, mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
+        made.accelerator.state.fsdp_plugin = FullyShardedDataParallelPlugin(
+            fsdp_version=2, mixed_precision_policy="bf16"
+        )
+        head = ShardedHead(made, made.model)
+        head.gather()
+        assert head._whole is not None
+        from_shards = head._whole.weight
+        own.unshard()
+        assert not isinstance(own.weight, DTensor)
+        assert from_shards.dtype == own.weight.dtype == torch.bfloat16
+        assert torch.equal(from_shards, own.weight)
+        head.release()
+        head.gather()
+        own.reshard()  # frees what FSDP had gathered
+        assert head._whole is not None
+        assert torch.equal(head._whole.weight, from_shards)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import inspect
 import json
 import os
 import sys
@@ -15,7 +14,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from driftscope.hooks import probe as probe_module
 from driftscope.hooks.scope import Scope, attach
 from driftscope.hooks.sharding import sharding
 from driftscope.hooks.tiny import words
@@ -158,20 +156,6 @@ def forbid_collectives(scope: Scope) -> None:
     scope.probe.analyse = watched  # type: ignore[method-assign]
 
 
-def enter_whole(scope: Scope) -> None:
-    """Measure with the gathered head in place, where the probe does not see to it by itself."""
-    assert scope.probe is not None
-    heads, analyse = scope.probe.heads, scope.probe.analyse
-    if "heads.whole()" in inspect.getsource(probe_module):
-        return
-
-    def whole(*args: Any, **kwargs: Any) -> Any:
-        with heads.whole():
-            return analyse(*args, **kwargs)
-
-    scope.probe.analyse = whole  # type: ignore[method-assign]
-
-
 def after(scope: Scope) -> dict[str, Any]:
     """What the run left in Driftscope: the stages that were switched off, and the kind of sharding."""
     return {"off": scope.guard.off, "sharding": sharding(scope.trainer)}
@@ -242,7 +226,6 @@ def run(job: Job) -> dict[str, Any]:
         if job.attached:
             settings = {"spectrum_every": 1, "deep_every": 0, "console": False, "report": False} | job.settings
             scope = attach(made, job.run_dir, **settings)
-            enter_whole(scope)
             if job.forbid and rank == 0:
                 forbid_collectives(scope)
             note_restored(scope, report)

@@ -1,6 +1,6 @@
 """The record reader on damaged files: a RecordError with words, or every undamaged line and a count of the others.
 
-``HYPOTHESIS_PROFILE=long`` tries fifty times as many files.
+The same files every time; ``HYPOTHESIS_PROFILE=long`` tries fifty times as many, others each time.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from driftscope.verdict import judge
 from tests.record_factory import alert, honest_ratio, info, note, seed_step, step
 
 SLOW = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.function_scoped_fixture]
-FACTOR = 50 if os.environ.get("HYPOTHESIS_PROFILE") == "long" else 1
+LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
+FACTOR = 50 if LONG else 1
 
 
 def examples(count: int) -> Any:
     """Settings of one property."""
     phases = [Phase.explicit, Phase.generate, Phase.shrink]
-    return settings(
-        max_examples=count * FACTOR, deadline=None, suppress_health_check=SLOW, phases=phases, database=None
-    )
+    options: dict[str, Any] = {"deadline": None, "suppress_health_check": SLOW, "phases": phases, "database": None}
+    return settings(max_examples=count * FACTOR, derandomize=not LONG, **options)
 
 
 def lines_of(*records: Any) -> list[bytes]:

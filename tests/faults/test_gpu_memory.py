@@ -25,6 +25,8 @@ TRAINED: dict[str, Any] = {
     "bf16": True,
     "max_steps": 4,
     "max_completion_length": 128,
+    # A ratio over 128 tokens in bfloat16 may mask every sequence of a micro-batch, and leave no gradient to measure.
+    "vllm_importance_sampling_correction": False,
 }
 TILE_BYTES = 512 * VOCABULARY * 4 * 4  # all 4 x 128 tokens of a micro-batch in one tile
 
@@ -94,7 +96,8 @@ def test_a_head_pass_is_measured_in_half_the_memory(tmp_path: Any, monkeypatch: 
     assert tried[1] == tried[0] // 2
     records = steps_of(tmp_path / "watched" / "run")
     assert len(records) == 8
-    assert all(r.residual is not None and r.residual < 2e-2 for r in records)
+    found = [(r.step, r.micro_step, r.residual, r.unavailable) for r in records]
+    assert all(residual is not None and residual < 2e-2 for _, _, residual, _ in found), found
     assert all(torch.equal(v, weights[n]) for n, v in plain.items())
 
 
