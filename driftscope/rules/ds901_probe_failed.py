@@ -11,6 +11,8 @@ def note_finding(note: NoteRecord) -> Finding:
     """What a note about Driftscope itself means: something could not be measured from then on."""
     stage = printable(note.stage)
     title = f"Driftscope's stage {stage!r} failed and was switched off"
+    if note.stage == "journal":
+        title = "The journal has a gap"  # it goes on where it can be written again
     return Finding("warning", title, f"{stage}: {printable(note.message)} (step {note.step})", RULE.remedy)
 
 
