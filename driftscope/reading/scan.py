@@ -23,8 +23,9 @@ from driftscope.records import RunInfo
 
 BUFFER = 2**20
 PARALLEL_BYTES = 64 * 2**20
-"""A journal of at least this size is read by two processes where there are two cores."""
-PARTS = 2
+"""A journal of at least this size is read by several processes where there are the cores."""
+PARTS = 4
+"""Most processes that read side by side; each needs about 70 MB."""
 _SEAM_LINES = 20_000
 _CODE = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from driftscope.reading.scan import serve; serve()"
 

@@ -134,8 +134,9 @@ def last_steps(path: Path | str, limit: int) -> list[StepRecord]:
 def summarise(path: Path | str, processes: int | None = None, *, cached: bool = True) -> Summary:
     """Read a run of any size, from its directory or its records file, in bounded memory.
 
-    processes: that read side by side; by default two for 64 MiB and more. cached: what an earlier reader kept of a
-    journal of that size in ``records.summary`` is used where it is still right, and kept for the next one.
+    processes: that read side by side; by default one a core, four at most, for 64 MiB and more.
+    cached: what an earlier reader kept of a journal of that size in ``records.summary`` is used where it is still
+    right, and kept for the next one.
     Raises ``RecordError`` for records that are missing, unreadable, empty, foreign or of an unknown schema version.
     """
     file = records_path(Path(path))
