@@ -23,6 +23,7 @@ from driftscope._journal_start import claim, previous_run, resume, set_aside, un
 from driftscope._jsonable import drop_incomplete, to_jsonable
 from driftscope._run_lock import RunLock
 from driftscope.records import NoteRecord, RunInfo, StepRecord
+from driftscope.thinning import Thinner
 
 __all__ = [
     "JournalWriter",
@@ -67,6 +68,7 @@ class JournalWriter:
         self.failed: str | None = None
         self._told, self._lock, self._clock = told, lock, clock
         self._pid, self._closed = os.getpid(), False
+        self._thinner = Thinner()
         self._backlog, self._written = Backlog(), Lost()
         self._blocked, self._retry_at, self._wait = False, 0.0, FIRST_RETRY_S
         self._events: list[tuple[int, str]] = []
@@ -94,13 +96,16 @@ class JournalWriter:
             self._info = info
             self._put_info()
 
-    def write(self, record: Record) -> None:
-        """Append one record. Where ``failed`` is unset it survives the end of this process once this has returned."""
+    def write(self, record: Record, *, fresh_alarm: bool = False) -> None:
+        """Append one record. Where ``failed`` is unset it survives the end of this process once this has returned.
+
+        Steps after the first hundred are thinned (``driftscope.thinning``); one with a fresh alarm is kept in full.
+        """
         if self._closed or os.getpid() != self._pid:  # a forked child has no business in its parent's journal
             return
         self._step = record.step
         try:
-            line = _line(record)
+            line = self._encoded(record, fresh_alarm)
         except Exception as error:  # noqa: BLE001 - the record is lost, the journal lives
             self._backlog.lost.add(record.step)
             self._fail(f"a {record.kind} record of step {record.step} could not be encoded", error)
@@ -108,6 +113,11 @@ class JournalWriter:
             self._backlog.add(record.step, line)
         if self._clock() >= self._retry_at:
             self._drain()
+
+    def _encoded(self, record: Record, fresh_alarm: bool) -> bytes:
+        if isinstance(record, StepRecord):
+            return _dumped(self._thinner.slim(record, encode(self._thinner.thin(record, fresh_alarm))))
+        return _line(record)
 
     def rest(self) -> None:
         """Sync the records and leave the directory to other runs.
@@ -289,4 +299,8 @@ def encode(record: Record) -> dict[str, Any]:
 
 
 def _line(record: Record) -> bytes:
-    return json.dumps(encode(record), allow_nan=False).encode("ascii") + b"\n"
+    return _dumped(encode(record))
+
+
+def _dumped(data: dict[str, Any]) -> bytes:
+    return json.dumps(data, allow_nan=False, separators=(",", ":")).encode("ascii") + b"\n"

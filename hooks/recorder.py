@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from driftscope._journal_reader import RECORDS_NAME
 from driftscope.config import DriftscopeConfig
 from driftscope.errors import RecordError, RunDirectoryError
 from driftscope.hooks.guard import Guard
@@ -27,8 +28,9 @@ class Recorder:
         self.info: RunInfo | None = None
         self.main = trainer.accelerator.is_main_process
         self.console = ConsoleReporter() if config.console and self.main else None
-        self.alerts: list[AlertRecord] = []
         self.journal: Any = None
+        self.keeper: Any = None
+        self._fired: frozenset[str] = frozenset()  # rules of the last window
         self.own_journal: Any = None
         self._early: list[NoteRecord] | None = []  # notes from before the training begins
 
@@ -57,6 +59,7 @@ class Recorder:
         Where another run holds the directory, ``config.run_dir`` is the one beside it from here on.
         """
         from driftscope.journal import open_journal
+        from driftscope.reading import Keeper
 
         if self.journal is not None:  # the same trainer trains again
             self.journal.close()
@@ -67,6 +70,7 @@ class Recorder:
             self._tell(f"{error} The run goes on without records.")
             return None
         self.journal = opened.journal
+        self.keeper = Keeper(opened.journal.run_dir / RECORDS_NAME)
         self.config = dataclasses.replace(self.config, run_dir=opened.journal.run_dir)
         return opened.before
 
@@ -96,22 +100,24 @@ class Recorder:
         for record in window:
             _mark_nonfinite(record)
         alerts = guard.run("rules", self._judge, window)
+        fired = frozenset(alert.rule for alert in alerts or [])
+        fresh, self._fired = bool(fired - self._fired), fired
         for record in window:
             record.judged = alerts is not None
-            guard.run("journal", self._journal, record)
+            guard.run("journal", self._journal, record, fresh)
         alerts = alerts or []
         for alert in alerts:
             guard.run("journal", self._journal, alert)
             if self.console is not None:
                 guard.run("console", self.console.alert, alert)
-        self.alerts.extend(alerts)
+        if self.keeper is not None:
+            guard.run("journal", self.keeper.poll)
         if self.config.log_metrics:
             guard.run("metrics", self._log_metrics, window)
         return alerts
 
     def alert(self, alert: AlertRecord) -> None:
         """Journal and show a finding that is not from a step's record."""
-        self.alerts.append(alert)
         self._journal(alert)
         if self.console is not None:
             self.console.alert(alert)
@@ -154,10 +160,10 @@ class Recorder:
 
     def earlier(self, count: int) -> list[StepRecord]:
         """The last records of a run that goes on, at most ``count``."""
-        from driftscope.journal import read_run
+        from driftscope.reading import last_steps
 
         try:
-            return read_run(Path(self.config.run_dir)).steps[-count:] if self.journal is not None else []
+            return last_steps(Path(self.config.run_dir), count) if self.journal is not None else []
         except RecordError:  # resumed in a directory that holds no records
             return []
 
@@ -173,7 +179,7 @@ class Recorder:
             return
         self.info.finished, self.info.status = time.time(), "finished"
         self._write_info()
-        from driftscope.journal import read_run
+        from driftscope.reading import read_any
         from driftscope.verdict import judge
 
         run_dir = Path(self.config.run_dir)
@@ -182,7 +188,7 @@ class Recorder:
 
             render(run_dir)
         if self.console is not None:
-            verdict = judge(read_run(run_dir))
+            verdict = judge(read_any(run_dir))
             self.console.finished(verdict.headline, run_dir, verdict.sampling)
 
     def close(self) -> None:
@@ -193,6 +199,8 @@ class Recorder:
         self._close()
 
     def _close(self) -> None:
+        if self.keeper is not None:
+            self.keeper.close()
         if self.journal is not None:
             if self.info is not None and self.info.status == "running":
                 self.info.finished, self.info.status = time.time(), "failed"
@@ -202,13 +210,15 @@ class Recorder:
 
     def rest(self) -> None:
         """The training has ended: leave the run directory to other runs."""
+        if self.keeper is not None:
+            self.keeper.close()
         for journal in (self.journal, self.own_journal):
             if journal is not None:
                 journal.rest()
 
-    def _journal(self, record: StepRecord | AlertRecord) -> None:
+    def _journal(self, record: StepRecord | AlertRecord, fresh_alarm: bool = False) -> None:
         if self.journal is not None:
-            self.journal.write(record)  # tells its own troubles, and tries again
+            self.journal.write(record, fresh_alarm=fresh_alarm)  # tells its own troubles, and tries again
 
     def _write_info(self) -> None:
         if self.journal is not None and self.info is not None:
