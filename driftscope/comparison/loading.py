@@ -10,10 +10,12 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from driftscope._journal_reader import RECORDS_NAME, Run, read_run
+from driftscope._journal_reader import RECORDS_NAME, Run
 from driftscope._run_facts import Facts, gather
 from driftscope.comparison.figures import DRAWN, FIGURES, Figure, Getter, attributed, cause_figure
 from driftscope.comparison.model import RuleFound, RunColumn, Series
+from driftscope.comparison.sampling import sample
+from driftscope.reading import read_any
 from driftscope.records import RunInfo, StepRecord
 from driftscope.rules.base import finite
 from driftscope.verdict import NOT_JUDGED, judge
@@ -29,11 +31,16 @@ def load(path: Path) -> RunColumn:
 
     Raises ``RecordError`` for a run that cannot be read.
     """
-    run = read_run(path)
-    facts = gather(run.steps)
+    run = read_any(path)
     verdict = judge(run)
-    series = _series(run.steps, _figures(facts))
-    drawn = {name: _by_step(run.steps, get) for name in DRAWN if (get := _getter(name)) is not None}
+    if isinstance(run, Run):
+        facts, steps, records = gather(run.steps), run.steps, len(run.steps)
+        measured_steps = len({s.step for s in steps if s.tier != "light"})
+    else:  # too long to be held: evenly spaced windows stand for its series
+        found = sample(run.path, JUDGED_POINTS)
+        facts, steps, records, measured_steps = run.facts, found.steps, run.records, found.measured
+    series = _series(steps, _figures(facts))
+    drawn = {name: _by_step(steps, get) for name in DRAWN if (get := _getter(name)) is not None}
     positive = {name: _positive(line) for name, line in drawn.items()}
     path = Path(path)
     return RunColumn(
@@ -43,11 +50,11 @@ def load(path: Path) -> RunColumn:
         status=run.info.status if run.info is not None else None,
         level=verdict.level,
         headline=verdict.headline,
-        records=len(run.steps),
-        first_step=min((s.step for s in run.steps), default=None),
-        last_step=max((s.step for s in run.steps), default=None),
-        measured_steps=len({s.step for s in run.steps if s.tier != "light"}),
-        processes=_processes(run),
+        records=records,
+        first_step=min((s.step for s in steps), default=None),
+        last_step=max((s.step for s in steps), default=None),
+        measured_steps=measured_steps,
+        processes=_processes(steps, run.info),
         live=facts.live if facts is not None else None,
         pair=_pair(facts),
         findings=tuple(
@@ -57,8 +64,8 @@ def load(path: Path) -> RunColumn:
         series={name: _evenly(found) for name, found in series.items() if found},
         lines={name: thin(line) for name, line in positive.items() if line},
         dropped={name: n for name in drawn if (n := len(drawn[name]) - len(positive[name]))},
-        scalars=_scalars(run, facts),
-        attributed=_evenly(_by_step(run.steps, lambda s: 1.0 if attributed(s) else None)).steps,
+        scalars=_scalars(steps, records, _processes(steps, run.info), facts),
+        attributed=_evenly(_by_step(steps, lambda s: 1.0 if attributed(s) else None)).steps,
         settings=_settings(run.info),
         unavailable=dict(facts.unavailable) if facts is not None else {},
         problems=tuple(run.problems),
@@ -124,12 +131,12 @@ def thin(series: Series, limit: int = DRAWN_POINTS) -> Series:
     return Series(tuple(series.steps[i] for i in order), tuple(series.values[i] for i in order))
 
 
-def _processes(run: Run) -> int | None:
+def _processes(steps: list[StepRecord], info: RunInfo | None) -> int | None:
     """Processes of the run, as its ranks reported them, else as its configured loss has them."""
-    reported = [s.ranks.processes for s in run.steps if s.ranks is not None]
+    reported = [s.ranks.processes for s in steps if s.ranks is not None]
     if reported:
         return max(reported)
-    spec = run.info.spec.get("num_processes") if run.info is not None else None
+    spec = info.spec.get("num_processes") if info is not None else None
     return spec if isinstance(spec, int) and not isinstance(spec, bool) else None
 
 
@@ -139,15 +146,15 @@ def _pair(facts: Facts | None) -> tuple[str, str] | None:
     return facts.candidate, facts.reference
 
 
-def _scalars(run: Run, facts: Facts | None) -> dict[str, float]:
-    timed = [(s.overhead_ms, t) for s in run.steps if s.tier != "light" and (t := finite(s.step_ms)) is not None]
+def _scalars(steps: list[StepRecord], records: int, processes: int | None, facts: Facts | None) -> dict[str, float]:
+    timed = [(s.overhead_ms, t) for s in steps if s.tier != "light" and (t := finite(s.step_ms)) is not None]
     whole = sum(t for _, t in timed)
-    spent = [v for s in run.steps if s.cadence is not None and (v := finite(s.cadence.spent)) is not None]
-    floors = [v for s in run.steps if s.gap is not None and (v := finite(s.gap.noise_floor)) is not None]
+    spent = [v for s in steps if s.cadence is not None and (v := finite(s.cadence.spent)) is not None]
+    floors = [v for s in steps if s.gap is not None and (v := finite(s.gap.noise_floor)) is not None]
     found: dict[str, float | None] = {
-        "steps": max((s.step for s in run.steps), default=None),
-        "records": len(run.steps),
-        "processes": _processes(run),
+        "steps": max((s.step for s in steps), default=None),
+        "records": records,
+        "processes": processes,
         "worst_gap": finite(facts.worst_gap) if facts is not None else None,
         "overhead": sum(cost for cost, _ in timed) / whole if whole > 0 else None,
         "spent": spent[-1] if spent else None,
