@@ -81,6 +81,9 @@ class Probe:
         if record.tier == "light":
             return record
         why = adapters.over_processes(self.trainer, spec)
+        several = self.trainer.accelerator.num_processes > 1
+        if several and batch.rank_mean_tokens is None and self.live == "liger":
+            why = "the live path divides by the mean of the ranks' token counts, and they are not known to each other"
         if why is not None:
             record.unavailable["head"] = why
             return record

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from tests.distributed.launch import ROOT, Job, environments
+from tests.distributed.launch import ROOT, Job, environments, launch
 from tests.faults.stages import STAGES
-from tests.hooks.runs import notes_of, steps_of
+from tests.hooks.runs import HAS_LIGER_LOSS, notes_of, steps_of
 
 # What only several processes have, or what ends in the exchange itself.
 MEETING = {
@@ -64,6 +64,21 @@ def run(tmp_path: Path, places: dict[str, str], timeout_s: float) -> dict[str, l
         for process in started:
             process.kill()
             process.wait()
+
+
+@pytest.mark.skipif(not HAS_LIGER_LOSS, reason="this TRL has no Liger loss")
+def test_a_live_liger_is_not_judged_without_the_other_ranks_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its divisor is a mean over ranks: alone, a rank would take it for a difference that nothing explains."""
+    monkeypatch.setenv("DRIFTSCOPE_RANKS_TIMEOUT", "10")
+    done = launch(tmp_path, "ddp", liger=True, log_ratio=0.3, fail="driftscope.hooks.ranks:_group@1")
+    assert [r["steps"] for r in done.ranks] == [2, 2]
+    for record in done.records:
+        assert "token counts" in record.unavailable["head"]
+        assert "could not be reached" in record.unavailable["ranks"]
+        assert record.causes == []
+    assert not {a.rule for a in done.alerts} & {"DS101", "DS103", "DS109"}
 
 
 def halves() -> list[dict[str, str]]:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from driftscope.records import StepRecord
-from tests.distributed.launch import launch
+from tests.distributed.launch import HAS_DEEPSPEED, NO_DEEPSPEED, launch
 from tests.hooks.runs import HAS_LIGER_LOSS
 
 ROUNDING = 2e-5  # relative, float32 gradients of another batch split
@@ -17,6 +17,7 @@ QUANTILE = 0.06  # between a rank's own quantiles the distribution function is t
 OWN = {"time", "overhead_ms", "step_ms", "ranks", "scatter", "cadence", "rank"}  # of the process, not of the batch
 # of rounding where nothing is wrong; loss_diff is then that of two losses of about 0.1
 NOISE = {"residual", "noise_floor", "coef_error", "floor", "fused_call_error", "loss_diff"}
+ZERO = pytest.mark.skipif(not HAS_DEEPSPEED, reason=NO_DEEPSPEED)
 LIVE = [False, True] if HAS_LIGER_LOSS else [False]
 SAME_NORMALIZER = {"micro_batch", "micro_batch_over_ranks"}  # one name in one process, another over ranks
 
@@ -45,8 +46,10 @@ def plain(record: StepRecord) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("liger", LIVE)
-@pytest.mark.parametrize("mode", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("mode", ["ddp", "fsdp2", *(pytest.param(m, marks=ZERO) for m in ("zero2", "zero3"))])
 def test_two_processes_find_what_one_finds(tmp_path: Path, mode: Any, liger: bool) -> None:
+    if liger and mode == "zero3":
+        pytest.skip("the backward of TRL 0.27.2's Liger path fails under ZeRO-3, with or without Driftscope")
     job = {"liger": liger, "log_ratio": 0.7, "settings": {"canary_tokens": 0}}
     one = launch(tmp_path / "one", "one", **job)
     two = launch(tmp_path / "two", mode, **job)
