@@ -14,7 +14,6 @@ from torch import Tensor
 
 from driftscope.batch import TokenBatch
 from driftscope.errors import UnsupportedTrainerError
-from driftscope.hooks.sharding import split_gradients
 from driftscope.spec import LossSpec
 
 # Without one of these Driftscope could not work, or would take a setting for unset and judge another loss.
@@ -245,11 +244,6 @@ def compute_dtype(trainer: Any, hidden: Tensor) -> torch.dtype:
     with autocast(trainer):
         low = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else hidden.dtype
     return max(low, hidden.dtype, key=lambda dtype: torch.finfo(dtype).eps)
-
-
-def sharded(trainer: Any) -> str | None:
-    """Why gradients of this trainer cannot be read whole from one process, or ``None``."""
-    return split_gradients(trainer)
 
 
 def device_name(trainer: Any) -> str:

@@ -21,6 +21,7 @@ from driftscope.records import (
     ViolationRecord,
 )
 from driftscope.thinning import slim, thin
+from driftscope.verdict import judge
 from tests.dashboards.simulated import run_info, step_record
 from tests.record_factory import alert, seed_step, step
 
@@ -172,3 +173,8 @@ def _analysed(index: int) -> list[dict[str, object]]:
             out.append(slim(encode(thin(record, index, False))))
         out.append(encode(alert("DS101", "critical", MARK)))
     return out
+
+
+def outcome(run):
+    """Verdict, number of records and problems of a run, however it was read."""
+    return judge(run), run.problems, run.info, len(run.steps) if hasattr(run.steps, "__len__") else run.records
