@@ -11,9 +11,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.tensor import DTensor
 
-from driftscope.hooks.adapters import sharded
 from driftscope.hooks.scope import attach
-from driftscope.hooks.sharding import ShardedHead, plain_copy, sharding, split_weights, trained_whole
+from driftscope.hooks.sharding import ShardedHead, plain_copy, sharding, split_gradients, split_weights, trained_whole
 from tests.hooks.runs import steps_of, trainer
 
 
@@ -31,7 +30,7 @@ def test_a_plain_trainer_needs_nothing(tmp_path: Path) -> None:
     with trainer(tmp_path) as made:
         head = ShardedHead(made, made.model)
         assert sharding(made) == "none"
-        assert head.missing() is split_weights(made) is sharded(made) is None
+        assert head.missing() is split_weights(made) is split_gradients(made) is None
         head.reserve()
         head.gather()
         with head.in_place():
@@ -50,7 +49,7 @@ def test_the_head_of_fsdp2(tmp_path: Path, one_process: Any, monkeypatch: pytest
         head = ShardedHead(made, made.model)
         assert sharding(made) == "fsdp2"
         assert "FSDP shards" in str(split_weights(made))
-        assert "FSDP shards" in str(sharded(made))
+        assert "FSDP shards" in str(split_gradients(made))
         assert "not gathered" in str(head.missing())
         with head.in_place():
             assert made.model.lm_head is own
