@@ -6,7 +6,9 @@ rank that does not come costs the others one time-out, after which each measures
 
 from __future__ import annotations
 
+import atexit
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
@@ -50,6 +52,7 @@ class Ranks:
         except Exception as error:  # noqa: BLE001 - whatever it is, the run goes on
             self._lose("they could not be reached", error)
             return
+        _LINES.add(self)
         table = self.table([float(agreed)])
         if table is not None and len({row[0] for row in table}) > 1:
             self._lose("they were attached with other settings", None)
@@ -80,7 +83,7 @@ class Ranks:
         return rows, packed[self.processes * width :]
 
     def close(self) -> None:
-        """Leave the line; the others notice at their next exchange."""
+        """Leave the line, and wait for its threads; the others notice at their next exchange."""
         self._group = None
 
     def _lose(self, what: str, error: Exception | None) -> None:
@@ -88,6 +91,19 @@ class Ranks:
         detail = f" ({type(error).__name__}: {str(error)[:200]})" if error is not None else ""
         self.why = f"the other ranks' figures are not in: {what}{detail}"
         self._told("ranks", f"{self.why}. This rank is measured alone; the run goes on.")
+
+
+_LINES: weakref.WeakSet[Ranks] = weakref.WeakSet()
+
+
+@atexit.register
+def _leave() -> None:
+    """Close the lines that a run has left open, as after an exception.
+
+    A thread of gloo that frees a tensor while the interpreter is already going aborts the process.
+    """
+    for ranks in list(_LINES):
+        ranks.close()
 
 
 def _group(rank: int, size: int, number: int) -> Any:

@@ -348,9 +348,10 @@ class Scope:
             self.cadence.resume(spent(earlier))
 
     def end_run(self) -> None:
-        """Training has ended: finish run.json, write the report."""
+        """Training has ended: finish run.json, write the report, leave the line to the other ranks."""
         self.guard.run("report", self.recorder.finish)
         self.recorder.rest()
+        self.together.ranks.close()
 
     def _told(self, stage: str, why: str) -> None:
         self.recorder.note(self._window.step, stage, why)

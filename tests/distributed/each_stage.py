@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed as dist
 
 from driftscope.hooks.scope import attach
 from driftscope.hooks.tiny import save_tiny, words
 from tests.distributed.batches import fixed_completions, fixed_order, injected_ratio
+from tests.distributed.worker import leave
 from tests.faults.stages import break_it
 from tests.hooks.runs import trainer
 
@@ -56,8 +56,7 @@ def main(directory: Path, places: dict[str, str]) -> None:
         save_tiny(directory / str(number) / f"rank{os.environ['RANK']}" / "model", "qwen2", 0)
     for number, (label, place) in enumerate(places.items()):
         one(directory / str(number), label, place, deep=True)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()
 
 
 if __name__ == "__main__":

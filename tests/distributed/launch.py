@@ -125,6 +125,7 @@ def environments(job: Job, count: int) -> list[dict[str, str]]:
     zero = job.mode.startswith("zero")
     paths = [str(ROOT), *([str(DEEPSPEED)] if zero else []), *filter(None, [os.environ.get("PYTHONPATH")])]
     common |= {"PYTHONPATH": os.pathsep.join(paths), "PYTHONWARNINGS": "ignore", "OMP_NUM_THREADS": "1"}
+    common |= {"PYTHONFAULTHANDLER": "1"}
     if job.device == "cpu":
         common["CUDA_VISIBLE_DEVICES"] = ""
         # accelerate shards nothing where the CPU is asked for by name

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from driftscope.hooks.scope import attach
 from driftscope.hooks.tiny import save_tiny, words
 from tests.distributed.batches import fixed_completions, fixed_order, injected_ratio
+from tests.distributed.worker import leave
 from tests.hooks.runs import trainer
 
 SLEEP_S = 0.05
@@ -97,5 +98,4 @@ if __name__ == "__main__":
         save_tiny(Path(sys.argv[1]) / variant / f"rank{os.environ['RANK']}" / "model", "qwen2", 0)
     for variant in VARIANTS:
         one(Path(sys.argv[1]) / variant, variant)
-    dist.barrier()
-    dist.destroy_process_group()
+    leave()

@@ -54,6 +54,7 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, mode: Any, liger: boo
     one = launch(tmp_path / "one", "one", **job)
     two = launch(tmp_path / "two", mode, **job)
     assert [r["off"] for r in (*one.ranks, *two.ranks)] == [{}, {}, {}]
+    assert not any(r["line"] for r in two.ranks)  # the training is over: nothing of ours is left open
     assert [(r.step, r.micro_step) for r in two.records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
     for a, b in zip(one.records, two.records, strict=True):
         assert not b.unavailable.keys() - a.unavailable.keys(), b.unavailable

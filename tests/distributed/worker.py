@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -157,8 +158,8 @@ def forbid_collectives(scope: Scope) -> None:
 
 
 def after(scope: Scope) -> dict[str, Any]:
-    """What the run left in Driftscope: the stages that were switched off, and the kind of sharding."""
-    return {"off": scope.guard.off, "sharding": sharding(scope.trainer)}
+    """What the run left in Driftscope: the stages that were switched off, the kind of sharding, an open line."""
+    return {"off": scope.guard.off, "sharding": sharding(scope.trainer), "line": scope.together.ranks.open}
 
 
 def note_restored(scope: Scope, report: dict[str, Any]) -> None:
@@ -238,15 +239,25 @@ def run(job: Job) -> dict[str, Any]:
         weights = full_weights(made)
         if rank == 0:
             torch.save(weights, directory / "weights.pt")
+    return report
+
+
+def leave() -> None:
+    """End the process group once nothing holds it.
+
+    What FSDP2's model holds outlives ``destroy_process_group``; a thread of gloo that still has a tensor in hand when
+    the interpreter goes aborts the process, with or without Driftscope (PyTorch 2.13, pull request 179291).
+    """
+    gc.collect()
     if dist.is_initialized():
         dist.barrier()
         dist.destroy_process_group()
-    return report
 
 
 def main(path: Path) -> None:
     job = Job(**json.loads(path.read_text(encoding="utf-8")))
     report = run(job)
+    leave()
     target = Path(job.directory) / f"rank{report['rank']}.json"
     target.write_text(json.dumps(report), encoding="utf-8")
 
