@@ -5,12 +5,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+LARGEST = 2**63
+
 
 def to_jsonable(value: Any) -> tuple[Any, list[str]]:
     """``value`` as dicts, lists, strings, numbers and ``None``, and the dotted names of its NaN and infinite numbers.
 
-    A numeric scalar of another library becomes a Python number, anything else unknown its ``str``; characters that
-    UTF-8 cannot hold become ``?``.
+    An integer that does not fit in 64 bits counts as infinite: no reader can be expected to take it. A numeric scalar
+    of another library becomes a Python number, anything else unknown its ``str``; characters that UTF-8 cannot hold
+    become ``?``.
     """
     nonfinite: list[str] = []
     return _convert(value, "", nonfinite), nonfinite
@@ -20,7 +23,10 @@ def _convert(value: Any, name: str, nonfinite: list[str]) -> Any:
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int):
-        return int(value)
+        if -LARGEST <= value < LARGEST:
+            return int(value)
+        nonfinite.append(name)
+        return None
     if isinstance(value, float):
         if math.isfinite(value):
             return float(value)

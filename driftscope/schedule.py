@@ -153,6 +153,12 @@ class Cadence:
             budget=self.max_overhead,
         )
 
+    @property
+    def starved(self) -> bool:
+        """Whether light steps alone cost more than the budget, so that analysed ones end with the savings."""
+        wanted = self.max_overhead > 0.0 and max(self.spectrum_every, self.deep_every) > 0
+        return wanted and len(self._incomes) == self._incomes.maxlen and statistics.median(self._incomes) <= 0.0
+
     def resume(self, steps: Iterable[tuple[int, Tier, float, float]]) -> None:
         """Account for the steps of a run that goes on: (step, tier, own_ms, step_ms) each, as ``spend`` took them."""
         for step, tier, own_ms, step_ms in steps:

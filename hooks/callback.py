@@ -54,6 +54,10 @@ class DriftscopeCallback(TrainerCallback):  # type: ignore[misc]
         if self.scope is not None:
             self.scope.together_or_alone(self.scope.finish_step, control)
 
+    def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if self.scope is not None:
+            self.scope.keep()
+
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         if self.scope is None:
             return

@@ -12,7 +12,7 @@ import torch
 
 from driftscope.config import DriftscopeConfig
 from driftscope.errors import UsageError
-from driftscope.hooks import adapters
+from driftscope.hooks import adapters, bias_file
 from driftscope.hooks.callback import DriftscopeCallback
 from driftscope.hooks.capture import Capture, MicroBatch
 from driftscope.hooks.drift import DriftWatch
@@ -33,6 +33,10 @@ P = ParamSpec("P")
 _ABSENT = object()
 RESUMED_STEPS = 2000
 """Records of a run that goes on from which the drift detectors learn again."""
+STARVED = (
+    "light steps alone cost more than max_overhead={budget:g} of the run's time, so no further step is analysed once "
+    "the savings are gone. Raise max_overhead, or set max_overhead=0 to keep the cadence whatever it costs."
+)
 
 
 def attach(trainer: Any, run_dir: Any = None, **settings: Any) -> Scope:
@@ -77,6 +81,7 @@ class Scope:
         self._carried_ms = 0.0  # what was spent since the last record
         self._after_ms = 0.0  # what the end of the last step cost
         self._originals: dict[str, Any] = {}
+        self._starved = False
         self._undo: list[tuple[Any, str, Any, Any]] = []
         if config.mode == "correct":
             self._correct()  # what the user asked for either works or is refused
@@ -305,6 +310,9 @@ class Scope:
             return
         last = records[-1]
         last.cadence = self.cadence.record()
+        if self.cadence.starved and not self._starved:
+            self._starved = True
+            self._told("cadence", STARVED.format(budget=self.config.budget))
         if self.probe is not None and self.probe.spec is not None:
             self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
         self.guard.run("drift", self.drift.update, last)
@@ -339,6 +347,7 @@ class Scope:
             self.probe.capsules.config = self.recorder.config  # another run may hold the directory that was asked for
         if self.trainer.state.global_step > 0:
             self.guard.run("drift", self._resume)
+            self.guard.run("bias", self._resume_bias)
 
     def _resume(self) -> None:
         """Learn from the records of the run that goes on; the cadence that ranks share starts anew on all of them."""
@@ -346,6 +355,20 @@ class Scope:
         self.drift.resume(earlier)
         if not self.together.ranks.several:
             self.cadence.resume(spent(earlier))
+
+    def _resume_bias(self) -> None:
+        info, step = self.recorder.info, self.trainer.state.global_step
+        if self.probe is not None and info is not None:
+            deep, run_dir = self.probe.deep, Path(self.recorder.config.run_dir)
+            layout = deep.layout
+            deep.bias = bias_file.load(run_dir, info.run_id, step, layout)
+
+    def keep(self) -> None:
+        """The trainer has saved a checkpoint: keep what a run that goes on from it cannot measure again."""
+        info, bias = self.recorder.info, self.probe.deep.bias if self.probe is not None else None
+        if info is not None and bias is not None and self.recorder.journal is not None:
+            run_dir, step = Path(self.recorder.config.run_dir), self.trainer.state.global_step
+            self.guard.run("bias", bias_file.save, run_dir, info.run_id, step, bias)
 
     def end_run(self) -> None:
         """Training has ended: finish run.json, write the report, leave the line to the other ranks."""

@@ -272,6 +272,19 @@ def test_a_budget_that_light_steps_use_up_is_on_record_as_never():
     assert record.spent > BUDGET
 
 
+@pytest.mark.parametrize(
+    ("cadence", "light_ms", "starved"),
+    [(make(), 12, True), (make(), 4, False), (make(max_overhead=0.0), 12, False), (make(0, 0), 12, False)],
+)
+def test_it_says_where_light_steps_use_up_the_budget(cadence, light_ms, starved):
+    assert simulate(cadence, 500, costs(light_ms, 100, 1000), steady(400)).cadence.starved is starved
+
+
+def test_one_dear_light_step_is_not_the_end():
+    run = simulate(make(), 200, lambda s, t: 300 if t == "light" and s % 20 == 7 else 1, steady(400))
+    assert not run.cadence.starved
+
+
 def test_the_period_on_record_is_the_one_that_is_kept():
     run = simulate(make(deep_every=0), 20_000, costs(1, 500, 0), steady(460))
     kept = statistics.mean(run.gaps("spectrum", since=10_000))

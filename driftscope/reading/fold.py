@@ -9,6 +9,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from driftscope._journal_reader import Record, Skipped, UnknownKindError, parse_line
+from driftscope._jsonable import LARGEST
 from driftscope._run_facts import FactsTally
 from driftscope._verdict_engine import EngineTally
 from driftscope.reading.alerts import MARKED, MAX_MARKED, Alerts
@@ -159,7 +160,7 @@ class Fold:
             self.found = True
         except UnknownKindError as error:
             self.skipped.name_unknown(str(error), self.lines)
-        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
+        except (ValueError, TypeError, AttributeError, KeyError, OverflowError, RecursionError):
             if complete:
                 self.skipped.name_damaged(self.lines)
             else:
@@ -302,11 +303,16 @@ class Fold:
             self._window = other._window
 
 
+def whole(number: Any) -> bool:
+    """Whether it is an integer of 64 bits."""
+    return type(number) is int and -LARGEST <= number < LARGEST
+
+
 def sound_alert(alert: Json) -> bool:
     """Whether an alert has all its parts, of the right type."""
     return (
-        type(alert.get("step")) is int
-        and type(alert.get("rank", 0)) is int
+        whole(alert.get("step"))
+        and whole(alert.get("rank", 0))
         and alert.get("severity") in SEVERITIES
         and type(alert.get("rule")) is type(alert.get("title")) is str
         and type(alert.get("evidence")) is type(alert.get("remedy")) is str
@@ -317,10 +323,11 @@ def sound(record: Json) -> bool:
     """Whether a step record has what every reader relies on, of the right type, and no share that is missing."""
     paths = record.get("paths", _NOTHING)
     if not (
-        type(record.get("step")) is type(record.get("micro_step")) is int
+        whole(record.get("step"))
+        and whole(record.get("micro_step"))
         and type(record.get("live")) is str
         and record.get("tier", "spectrum") in _TIERS
-        and type(record.get("rank", 0)) is int
+        and whole(record.get("rank", 0))
         and type(paths) is dict
     ):
         return False

@@ -297,6 +297,33 @@ def test_numbers_that_json_does_not_have(tmp_path: Any, where: tuple[int, tuple[
             assert any(undamaged == candidate for candidate in read_back)
 
 
+def at(data: Any, place: tuple[Any, ...]) -> Any:
+    for key in place:
+        data = data[key]
+    return data
+
+
+NUMBERS = [
+    p for n, p in FIELDS if n == 0 and p != ("schema",) and isinstance(at(json.loads(JOURNAL[0]), p), int | float)
+]
+
+
+@pytest.mark.parametrize("place", NUMBERS, ids=lambda place: ".".join(map(str, place)))
+def test_integers_of_any_size(tmp_path: Any, place: tuple[Any, ...]) -> None:
+    """A number of 400 digits anywhere in a record: ``check``, ``report`` and ``compare`` go on."""
+    data = json.loads(JOURNAL[0])
+    _put(data, place, 10**400)
+    run, _ = read(tmp_path, b"\n".join([json.dumps(data).encode(), *JOURNAL[1:]]) + b"\n")
+    assert run is not None
+    for command in (["check", "--json"], ["report", "--out", str(tmp_path / "report.html")], ["compare"]):
+        runs = [str(tmp_path)] * (2 if command[0] == "compare" else 1)
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            code = main([command[0], *runs, *command[1:]])
+        assert code in (0, 1), err.getvalue()
+        assert str(10**400) not in out.getvalue()
+
+
 @examples(60)
 @given(
     place=st.sampled_from(places(json.loads(INFO))),
