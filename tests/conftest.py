@@ -23,6 +23,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.one_stack import elsewhere
+
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 
 
@@ -93,6 +95,16 @@ def pytest_report_header() -> list[str]:
     present = [name for name in names if importlib.util.find_spec(name)]
     versions = ", ".join(f"{name} {importlib.metadata.version(name)}" for name in present)
     return [f"stack: {versions}", f"browser: {find_chromium() or 'none, the tests that need one are skipped'}"]
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave to another stack what it tests as well; DRIFTSCOPE_STACKS names those that are tested together."""
+    together = os.environ.get("DRIFTSCOPE_STACKS", "").split()
+    own = "seed" if version("trl") < (1,) else "current"
+    left = [item for item in items if elsewhere(item.path.relative_to(config.rootpath).as_posix(), own, together)]
+    if left:
+        config.hook.pytest_deselected(items=left)
+        items[:] = [item for item in items if item not in set(left)]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

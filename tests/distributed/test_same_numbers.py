@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from driftscope.records import StepRecord
-from tests.distributed.launch import HAS_DEEPSPEED, NO_DEEPSPEED, launch
+from tests.distributed.launch import HAS_DEEPSPEED, NO_DEEPSPEED, Result, launch
 from tests.hooks.runs import HAS_LIGER_LOSS
 
 ROUNDING = 2e-5  # relative, float32 gradients of another batch split
@@ -45,14 +47,22 @@ def plain(record: StepRecord) -> dict[str, Any]:
     return record.model_dump(mode="json")
 
 
+def job(liger: bool) -> dict[str, Any]:
+    return {"liger": liger, "log_ratio": 0.7, "settings": {"canary_tokens": 0}}
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Result]:
+    """The run of one process that all others are held against, trained once for each path."""
+    return cache(lambda liger: launch(tmp_path_factory.mktemp("one"), "one", **job(liger)))
+
+
 @pytest.mark.parametrize("liger", LIVE)
 @pytest.mark.parametrize("mode", ["ddp", "fsdp2", *(pytest.param(m, marks=ZERO) for m in ("zero2", "zero3"))])
-def test_two_processes_find_what_one_finds(tmp_path: Path, mode: Any, liger: bool) -> None:
+def test_two_processes_find_what_one_finds(tmp_path: Path, mode: Any, liger: bool, alone: Any) -> None:
     if liger and mode == "zero3":
         pytest.skip("the backward of TRL 0.27.2's Liger path fails under ZeRO-3, with or without Driftscope")
-    job = {"liger": liger, "log_ratio": 0.7, "settings": {"canary_tokens": 0}}
-    one = launch(tmp_path / "one", "one", **job)
-    two = launch(tmp_path / "two", mode, **job)
+    one, two = alone(liger), launch(tmp_path / "two", mode, **job(liger))
     assert [r["off"] for r in (*one.ranks, *two.ranks)] == [{}, {}, {}]
     assert not any(r["line"] for r in two.ranks)  # the training is over: nothing of ours is left open
     assert [(r.step, r.micro_step) for r in two.records] == [(1, 0), (1, 1), (2, 0), (2, 1)]
@@ -72,8 +82,8 @@ def test_two_processes_find_what_one_finds(tmp_path: Path, mode: Any, liger: boo
 @pytest.mark.parametrize("loss_type", ["grpo", "bnpo", "dr_grpo"])
 def test_other_normalisers_add_up_too(tmp_path: Path, loss_type: str) -> None:
     """The configured loss of TRL's own path: nothing to find, whatever the split."""
-    job = {"log_ratio": 0.3, "settings": {"canary_tokens": 0}, "arguments": {"loss_type": loss_type}, "steps": 1}
-    two = launch(tmp_path / "two", "ddp", **job)
+    settings = {"log_ratio": 0.3, "settings": {"canary_tokens": 0}, "arguments": {"loss_type": loss_type}, "steps": 1}
+    two = launch(tmp_path / "two", "ddp", **settings)
     for record in two.records:
         assert record.paths["reference"].coef_error < 1e-5
         assert record.residual < 1e-5

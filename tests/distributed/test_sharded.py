@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +9,14 @@ import pytest
 import torch
 
 from tests.distributed.launch import HAS_DEEPSPEED, NO_DEEPSPEED, Mode, Result, launch
-from tests.hooks.runs import HAS_LIGER_LOSS, IS_SEED_STACK, alerts_of
+from tests.hooks.runs import HAS_LIGER_LOSS, alerts_of
 
 RESIDUAL = 1e-5  # float32; about 3e-7 is seen
 ROUNDING = 2e-4  # of weights after two steps of Adam at 1e-3, whose first steps turn rounding into steps
 DROPOUT = {"attention_dropout": 0.2}
 needs_deepspeed = pytest.mark.skipif(not HAS_DEEPSPEED, reason=NO_DEEPSPEED)
 MODES = ["ddp", "fsdp2", *(pytest.param(m, marks=needs_deepspeed) for m in ("zero2", "zero3"))]
-ONE_STACK = "sharded runs are tried in one stack, TRL 1.16's: set DRIFTSCOPE_SHARDED_EVERYWHERE=1 for both"
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(IS_SEED_STACK and not os.environ.get("DRIFTSCOPE_SHARDED_EVERYWHERE"), reason=ONE_STACK),
-]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def measured(result: Result, *, steps: int = 2) -> None:

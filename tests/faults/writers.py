@@ -73,12 +73,16 @@ def hold(directory: Path, fork: bool) -> None:
     said: list[str] = []
     journal = open_journal(directory, told=said.append).journal
     journal.write(seed_step(1))
+    ready, tell = os.pipe()
     child = os.fork() if fork else -1
     if child == 0:
         journal.write(note("from the child"))
         journal.close()
+        os.write(tell, b"!")
         time.sleep(60)
         os._exit(0)
+    if fork:
+        os.read(ready, 1)  # a parent that is killed before the child has run would leave the lock to it
     print(journal.run_dir, child, flush=True)
     print(" ".join(said), flush=True)
     sys.stdin.read()
