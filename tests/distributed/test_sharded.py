@@ -93,6 +93,12 @@ def test_fsdp1_says_why_the_head_is_not_measured(tmp_path: Path) -> None:
     assert not [a for a in alerts_of(result.run_dir) if a.severity == "critical"]
 
 
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Result:
+    """One process on the same global batch, by TRL's own loss."""
+    return launch(tmp_path_factory.mktemp("one"), "one", attached=False, log_ratio=0.5)
+
+
 @pytest.mark.parametrize(
     ("mode", "wrap"),
     [
@@ -102,9 +108,10 @@ def test_fsdp1_says_why_the_head_is_not_measured(tmp_path: Path) -> None:
         pytest.param("zero2", None, marks=needs_deepspeed),
     ],
 )
-def test_the_correct_mode_trains_as_one_process_does(tmp_path: Path, mode: Mode, wrap: list[str] | None) -> None:
+def test_the_correct_mode_trains_as_one_process_does(
+    tmp_path: Path, mode: Mode, wrap: list[str] | None, alone: Result
+) -> None:
     """Also a head that is an FSDP unit of its own: its gradient is averaged over the ranks."""
-    alone = launch(tmp_path / "one", "one", attached=False, log_ratio=0.5)
     corrected = launch(tmp_path / mode, mode, wrap=wrap, settings={"mode": "correct"}, log_ratio=0.5)
     measured(corrected)
     assert distance(alone.weights, corrected.weights) < ROUNDING

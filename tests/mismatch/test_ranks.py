@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-from pathlib import Path
-
 import torch
 
 from driftscope.mismatch import measure_mismatch, reduce_ranks
 from tests.mismatch import plain
+from tests.two_ranks import outputs
 
-ROOT = Path(__file__).resolve().parents[2]
 RANK = """
 import sys, torch
 import torch.distributed as dist
@@ -38,17 +34,5 @@ def test_without_a_process_group_it_is_itself():
 
 def test_two_ranks_get_the_figures_of_the_whole_batch(tmp_path):
     assert plain.batch(6, 20, seed=5)[2][:2].sum() != plain.batch(6, 20, seed=5)[2][2:].sum()
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        out, error = process.communicate(timeout=200)
-        assert process.returncode == 0, error
-        assert out.split() == ["same"]
+    for printed in outputs(RANK, tmp_path / "store"):
+        assert printed.split() == ["same"]

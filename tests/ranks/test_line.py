@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.two_ranks import outputs
+
 RANK = """
 import atexit, sys, time
 from pathlib import Path
@@ -36,17 +35,5 @@ print("in the run", threads() - before, flush=True)
 
 
 def test_a_line_left_open_ends_before_the_interpreter(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-c", RANK, str(rank), str(tmp_path / "store")],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    for process in ranks:
-        out, error = process.communicate(timeout=200)
-        assert process.returncode == 0, error
-        assert out.splitlines() == ["in the run 2", "at exit 0"]
+    for printed in outputs(RANK, tmp_path / "store"):
+        assert printed.splitlines() == ["in the run 2", "at exit 0"]
