@@ -312,7 +312,7 @@ class Scope:
         last.cadence = self.cadence.record()
         if self.cadence.starved and not self._starved:
             self._starved = True
-            self._told("cadence", STARVED.format(budget=self.config.budget))
+            self.guard.run("cadence", self._told, "cadence", STARVED.format(budget=self.config.budget))
         if self.probe is not None and self.probe.spec is not None:
             self.guard.run("run_info", self.recorder.describe_spec, self.probe.spec.as_dict())
         self.guard.run("drift", self.drift.update, last)
@@ -347,7 +347,7 @@ class Scope:
             self.probe.capsules.config = self.recorder.config  # another run may hold the directory that was asked for
         if self.trainer.state.global_step > 0:
             self.guard.run("drift", self._resume)
-            self.guard.run("bias", self._resume_bias)
+            self.guard.run("bias_load", self._resume_bias)
 
     def _resume(self) -> None:
         """Learn from the records of the run that goes on; the cadence that ranks share starts anew on all of them."""
@@ -367,8 +367,11 @@ class Scope:
         """The trainer has saved a checkpoint: keep what a run that goes on from it cannot measure again."""
         info, bias = self.recorder.info, self.probe.deep.bias if self.probe is not None else None
         if info is not None and bias is not None and self.recorder.journal is not None:
-            run_dir, step = Path(self.recorder.config.run_dir), self.trainer.state.global_step
-            self.guard.run("bias", bias_file.save, run_dir, info.run_id, step, bias)
+            begun, run_dir = time.perf_counter(), Path(self.recorder.config.run_dir)
+            self.guard.run("bias", bias_file.save, run_dir, info.run_id, self.trainer.state.global_step, bias)
+            spent_ms = (time.perf_counter() - begun) * 1e3
+            self._after_ms += spent_ms
+            self._carried_ms += spent_ms
 
     def end_run(self) -> None:
         """Training has ended: finish run.json, write the report, leave the line to the other ranks."""

@@ -31,7 +31,7 @@ STAGES = (
     "attach", "capture", "counts", "config", "is_ratio", "mismatch", "head", "reference", "liger", "oracle",
     "attribution", "kept_mass", "canary", "fused_call", "corrected", "param_norm", "capsule", "record", "window",
     "gather", "pack", "profile", "run_info", "drift", "records", "report", "console", "metrics", "rules", "journal",
-    "bias",
+    "bias", "bias_load", "cadence",
 )  # fmt: skip
 """Stages that a rank can tell by name; another one shows as ``other``."""
 BOUNDS = mismatch_layout.SIZE - mismatch_layout.SUMS

@@ -101,10 +101,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Leave to another stack what it tests as well; DRIFTSCOPE_STACKS names those that are tested together."""
     together = os.environ.get("DRIFTSCOPE_STACKS", "").split()
     own = "seed" if version("trl") < (1,) else "current"
-    left = [item for item in items if elsewhere(item.path.relative_to(config.rootpath).as_posix(), own, together)]
+    left = {item for item in items if elsewhere(item.path.relative_to(config.rootpath).as_posix(), own, together)}
     if left:
-        config.hook.pytest_deselected(items=left)
-        items[:] = [item for item in items if item not in set(left)]
+        config.hook.pytest_deselected(items=list(left))
+        items[:] = [item for item in items if item not in left]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

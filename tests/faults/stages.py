@@ -47,8 +47,8 @@ STAGES = {
     "console": "driftscope.dashboards.console:ConsoleReporter.alert",
     "window": "driftscope.hooks.scope:Scope.end_window",
 }
-# Tested elsewhere: they need several processes, a checkpoint, or a loss without a graph.
-ELSEWHERE = {"bias", "gather", "ranks", "pack", "rank_journal", "gradient_flow"}
+# Tested elsewhere: they need several processes, a checkpoint, a used-up budget, or a loss without a graph.
+ELSEWHERE = {"bias", "bias_load", "cadence", "gather", "ranks", "pack", "rank_journal", "gradient_flow"}
 
 
 def break_it(monkeypatch: pytest.MonkeyPatch, place: str, error: Exception | None = None) -> list[int]:

@@ -69,14 +69,17 @@ def test_another_run_or_model_has_no_part_in_it(tmp_path: Path) -> None:
     assert bias_file.load(tmp_path, "mine", 3, SketchLayout.of({"a.weight": 30, "b.weight": 7}, 32)) is None
 
 
-@pytest.mark.parametrize("place", ["driftscope.hooks.bias_file:save", "driftscope.hooks.bias_file:load"])
-def test_a_failure_costs_the_bias_alone(tmp_path: Any, place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("place", "stage"), [("save", "bias"), ("load", "bias_load")])
+def test_a_failure_costs_the_bias_alone(
+    tmp_path: Any, place: str, stage: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     train(tmp_path, 2)
-    calls = break_it(monkeypatch, place)
+    calls = break_it(monkeypatch, f"driftscope.hooks.bias_file:{place}")
     scope, _ = train(tmp_path, 4, resumed_at=2)
     assert len(calls) == 1
-    assert list(scope.guard.off) == ["bias"]
-    assert [note.stage for note in notes_of(tmp_path / "run")] == ["bias"]
+    assert list(scope.guard.off) == [stage]
+    assert [note.stage for note in notes_of(tmp_path / "run")] == [stage]
+    assert ("bias.step-4.pt" in kept(tmp_path)) is (place == "load")
 
 
 def test_a_damaged_file_is_told_and_left(tmp_path: Any) -> None:
@@ -85,4 +88,4 @@ def test_a_damaged_file_is_told_and_left(tmp_path: Any) -> None:
     scope, begun = train(tmp_path, 4, resumed_at=2)
     assert begun[0].numel() == 0
     assert scope.probe.deep.bias.steps == 2
-    assert [note.stage for note in notes_of(tmp_path / "run")] == ["bias"]
+    assert [note.stage for note in notes_of(tmp_path / "run")] == ["bias_load"]

@@ -30,6 +30,10 @@ ranks = Ranks(SimpleNamespace(process_index=rank, num_processes=2), lambda stage
 ranks.connect(7)
 _, sums = ranks.exchange([1.0], torch.ones(3, dtype=torch.float64))
 assert sums.tolist() == [2.0] * 3 and ranks.open
+ranks.close()
+assert threads() == before
+ranks.connect(7)  # the same trainer trains again
+assert ranks.exchange([1.0], torch.ones(3, dtype=torch.float64))[1].tolist() == [2.0] * 3
 print("in the run", threads() - before, flush=True)
 """
 
